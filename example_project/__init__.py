@@ -1,0 +1,1 @@
+"""A small real site that uses every feature of jobqueue."""

@@ -1,0 +1,77 @@
+"""System checks: what is wrong with the set-up, found before any job is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections, router
+
+from jobqueue import conf
+from jobqueue.models import Job
+
+
+@register
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """E001: ``settings.JOBQUEUE`` has a setting that doesn't exist or can't be used."""
+    _, problems = conf.read(getattr(settings, "JOBQUEUE", {}))
+    return [Error(problem, id="jobqueue.E001") for problem in problems]
+
+
+@register(Tags.database)
+def check_databases(
+    app_configs: Sequence[AppConfig] | None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """W001 to W003: a database's options make it slow or unsafe for jobs."""
+    messages: list[CheckMessage] = []
+    for alias in databases or ():
+        if router.allow_migrate_model(alias, Job):
+            check = _ENGINES.get(connections[alias].vendor)
+            messages += check(alias, connections[alias].settings_dict["OPTIONS"]) if check else ()
+    return messages
+
+
+def _check_sqlite(alias: str, options: dict[str, Any]) -> list[CheckMessage]:
+    messages: list[CheckMessage] = []
+    if options.get("transaction_mode") != "IMMEDIATE":
+        messages.append(
+            Warning(
+                f"DATABASES[{alias!r}]: a transaction that reads and then writes fails at once "
+                "when another writer came first, whatever the timeout.",
+                hint="Set OPTIONS['transaction_mode'] to 'IMMEDIATE'.",
+                id="jobqueue.W001",
+            )
+        )
+    if "wal" not in str(options.get("init_command", "")).lower():
+        messages.append(
+            Warning(
+                f"DATABASES[{alias!r}]: without write-ahead logging, readers and the writer "
+                "wait for each other.",
+                hint="Set OPTIONS['init_command'] to 'PRAGMA journal_mode=WAL;'.",
+                id="jobqueue.W002",
+            )
+        )
+    return messages
+
+
+def _check_mysql(alias: str, options: dict[str, Any]) -> list[CheckMessage]:
+    # Django's default is READ COMMITTED.
+    level = str(options.get("isolation_level", "read committed") or "").lower()
+    if level == "read committed":
+        return []
+    return [
+        Warning(
+            f"DATABASES[{alias!r}]: at isolation level {level or 'of the server'!r} claims lock "
+            "gaps, and enqueuing waits for them.",
+            hint="Set OPTIONS['isolation_level'] to 'read committed', Django's default.",
+            id="jobqueue.W003",
+        )
+    ]
+
+
+_ENGINES = {"sqlite": _check_sqlite, "mysql": _check_mysql}

@@ -1,0 +1,258 @@
+"""What each engine can do, its clock and its passing troubles: all vendor knowledge is here."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from django.conf import settings
+from django.db import (
+    DatabaseError,
+    connections,
+    models,
+    transaction,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.models import Func, Index, Q, UniqueConstraint
+from django.db.models.functions import Now
+from django.utils import timezone
+
+Result = TypeVar("Result")
+
+# SQLSTATE: serialization_failure, deadlock_detected, lock_not_available.
+_TRANSIENT_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
+# MySQL and MariaDB: lock wait timeout, deadlock, record changed since last read (snapshot mode).
+_TRANSIENT_ERRNOS: Final = frozenset({1205, 1213, 1020})
+_SQLITE_LOCKED: Final = ("database is locked", "database table is locked")
+
+TRIES: Final = 6
+FIRST_WAIT: Final = 0.05
+LONGEST_WAIT: Final = 2.0
+
+
+# -- The clock
+
+
+class DatabaseNow(Func):
+    """The database's clock, as Django stores times under ``USE_TZ``; the default of a column.
+
+    Django's own ``Now`` is in the session's time zone on MySQL, which Django doesn't set.
+    """
+
+    template = "%(function)s"
+    output_field = models.DateTimeField()
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
+        return compiler.compile(Now())
+
+    def as_mysql(self, compiler: Any, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
+        return super().as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
+
+
+_CLOCKS: Final = {
+    "postgresql": "SELECT clock_timestamp() AT TIME ZONE 'UTC'",
+    "mysql": "SELECT UTC_TIMESTAMP(6)",
+}
+
+
+def now(using: str) -> datetime:
+    """Return the time by the clock of database ``using``, in the form that Django stores.
+
+    SQLite lives on one host and uses that host's clock.
+    """
+    connection = connections[using]
+    clock = _CLOCKS.get(connection.vendor)
+    if clock is None:
+        moment = datetime.now(UTC)
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(clock)
+            moment = cursor.fetchone()[0].replace(tzinfo=UTC)
+    if settings.USE_TZ:
+        return moment
+    return timezone.make_naive(moment, timezone.get_default_timezone())
+
+
+def tells_default_times(using: str) -> bool:
+    """Say whether an INSERT can leave times to ``DatabaseNow`` and learn what they became.
+
+    Without ``USE_TZ`` Django stores local time, which no engine's clock tells; and MySQL, unlike
+    MariaDB, has no INSERT ... RETURNING.
+    """
+    return settings.USE_TZ and connections[using].features.can_return_columns_from_insert
+
+
+# -- Indexes that are partial where the engine can
+
+
+class StateIndex(Index):
+    """An index of the rows in some states: partial, or whole with ``state`` in front.
+
+    Its states are not an ``Index.condition``, which MySQL would meet with a warning and no index.
+    """
+
+    def __init__(self, *expressions: Any, states: Any = (), **kwargs: Any) -> None:
+        super().__init__(*expressions, **kwargs)
+        self.states = tuple(map(str, states))
+
+    def deconstruct(self) -> Any:
+        path, args, kwargs = super().deconstruct()
+        return path, args, {**kwargs, "states": self.states}
+
+    def create_sql(
+        self,
+        model: type[models.Model],
+        schema_editor: BaseDatabaseSchemaEditor,
+        using: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        if schema_editor.connection.features.supports_partial_indexes:
+            index = Index(fields=self.fields, name=self.name, condition=Q(state__in=self.states))
+        else:
+            rest = [field for field in self.fields if field.lstrip("-") != "state"]
+            index = Index(fields=["state", *rest], name=self.name)
+        return index.create_sql(model, schema_editor, using=using, **kwargs)
+
+
+class UniqueWhenSet(UniqueConstraint):
+    """Unique among the rows where the column isn't NULL, kept out of the index where it can be."""
+
+    def _for(self, schema_editor: BaseDatabaseSchemaEditor | None) -> UniqueConstraint:
+        partial = (
+            schema_editor is not None and schema_editor.connection.features.supports_partial_indexes
+        )
+        set_only = Q(**{f"{self.fields[0]}__isnull": False})
+        return UniqueConstraint(
+            fields=self.fields, name=self.name, condition=set_only if partial else None
+        )
+
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).constraint_sql(model, schema_editor)
+
+    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).create_sql(model, schema_editor)
+
+    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).remove_sql(model, schema_editor)
+
+
+# -- Locks
+
+
+def lock_rows(queryset: Any, *, skip_locked: bool = False) -> Any:
+    """Lock the chosen rows until the transaction ends, where the engine has row locks.
+
+    Elsewhere (SQLite) the one writer at a time is the lock.
+    """
+    features = connections[queryset.db].features
+    if not features.has_select_for_update:
+        return queryset
+    return queryset.select_for_update(
+        skip_locked=skip_locked and features.has_select_for_update_skip_locked
+    )
+
+
+# -- Passing troubles
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether running the same transaction again may well succeed."""
+    cause = error.__cause__ or error
+    if getattr(cause, "sqlstate", None) in _TRANSIENT_SQLSTATES:
+        return True
+    code = cause.args[0] if cause.args else None
+    return code in _TRANSIENT_ERRNOS or (isinstance(code, str) and code.startswith(_SQLITE_LOCKED))
+
+
+def can_go_on(using: str) -> bool:
+    """Say whether, after an error, another transaction can be tried on this connection."""
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return False
+    try:
+        connection.ensure_connection()
+    except DatabaseError:
+        return False
+    return connection.is_usable()
+
+
+def waits(first: float = FIRST_WAIT, longest: float = LONGEST_WAIT) -> Iterator[float]:
+    """Yield growing waits in seconds, without end: doubled each time, spread by up to a half."""
+    wait = first
+    while True:
+        yield wait * (0.5 + random.random() / 2)
+        wait = min(wait * 2, longest)
+
+
+def retry_transient(using: str, work: Callable[[], Result]) -> Result:
+    """Return ``work()``, run again after a deadlock, a lock timeout or a locked database.
+
+    Inside a caller's transaction it runs once: only the whole of that can be run again.
+
+    Raises:
+        DatabaseError: anything else, or the last of 6 transient errors.
+    """
+    pauses = waits()
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return work()
+        except DatabaseError as error:
+            if not left or connections[using].in_atomic_block or not is_transient(error):
+                raise
+            time.sleep(next(pauses))
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+def in_transaction(using: str, work: Callable[[], Result]) -> Result:
+    """Run ``work`` in a transaction of its own (or a savepoint of the caller's); see above."""
+
+    def attempt() -> Result:
+        with transaction.atomic(using=using):
+            return work()
+
+    return retry_transient(using, attempt)
+
+
+# -- Connections of the current thread
+
+
+def before_job() -> None:
+    """Do what Django does when a request starts: drop connections that are old or broken."""
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
+
+
+def after_job() -> None:
+    """Do what Django does when a request ends, and discard a connection left in a transaction."""
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            with suppress(DatabaseError):
+                connection.close()
+            # The wrapper remembers the block that nobody left; the next job gets a new one.
+            del connections[connection.alias]
+        else:
+            connection.close_if_unusable_or_obsolete()
+
+
+def revive(using: str) -> None:
+    """Close this thread's connection if it broke, so that the next query opens another.
+
+    Unlike ``close_if_unusable_or_obsolete`` it keeps a good one, whatever ``CONN_MAX_AGE`` says.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block or not connection.errors_occurred:
+        return
+    if connection.connection is not None and connection.is_usable():
+        connection.errors_occurred = False
+    else:
+        connection.close()
+
+
+def close_connections() -> None:
+    """Close all of this thread's connections, before it ends."""
+    connections.close_all()

@@ -1,0 +1,71 @@
+"""Named WHEREs: the questions that the verbs ask of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import models
+
+from jobqueue.lifecycle import FINAL, HELD, ExecutionFingerprint, State
+
+if TYPE_CHECKING:
+    from jobqueue.models import Job, Worker  # noqa: F401  (named in the bases, as text)
+
+# What a person or a handler brings can be large; the fence needs none of it.
+PAYLOAD_COLUMNS = ("args", "kwargs", "result", "checkpoint", "metadata", "progress_note")
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """Questions about jobs, each served by the index of the same name."""
+
+    def matching(self, job_id: int, fingerprint: ExecutionFingerprint) -> Self:
+        """The one row, if it still is what ``fingerprint`` says: the fence.
+
+        Each field is compared on its own, and ``None`` as ``IS NULL``.
+        """
+        where: dict[str, Any] = {"pk": job_id}
+        for name in ExecutionFingerprint.__dataclass_fields__:
+            value = getattr(fingerprint, name)
+            where[f"{name}__isnull" if value is None else name] = True if value is None else value
+        return self.filter(**where)
+
+    def claimable(self, queue: str, now: datetime) -> Self:
+        """Jobs of one queue that a worker may take, in the order in which it takes them."""
+        return self.filter(state=State.WAITING, queue=queue, run_after__lte=now).order_by(
+            "-priority", "run_after", "pk"
+        )
+
+    def due(self, now: datetime) -> Self:
+        """Scheduled jobs whose time has come, oldest first."""
+        return self.filter(state=State.SCHEDULED, run_after__lte=now).order_by("run_after", "pk")
+
+    def held(self) -> Self:
+        """Jobs that some worker has, by id, without their payloads."""
+        return self.filter(state__in=HELD).order_by("pk").defer(*PAYLOAD_COLUMNS)
+
+    def held_by(self, worker_id: str) -> Self:
+        """Jobs that this worker has, as the database sees it."""
+        return self.held().filter(claimed_by=worker_id)
+
+    def finished_before(self, moment: datetime) -> Self:
+        """Jobs in a final state since before ``moment``."""
+        return self.filter(state__in=FINAL, finished_at__lt=moment)
+
+    def in_queues(self, queues: Collection[str] | None) -> Self:
+        """Only jobs of these queues; ``None`` means all."""
+        return self if queues is None else self.filter(queue__in=queues)
+
+
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    """Questions about workers."""
+
+    def alive(self) -> Self:
+        """Workers that nobody has declared dead and that have not left."""
+        return self.filter(state="alive")
+
+    def alive_ids(self, ids: Iterable[str | None]) -> set[str]:
+        """Which of these ids have a live row."""
+        wanted = sorted({worker_id for worker_id in ids if worker_id})
+        return set(self.alive().filter(pk__in=wanted).values_list("pk", flat=True))

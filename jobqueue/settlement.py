@@ -1,0 +1,165 @@
+"""What each outcome writes: from a job as it was decided on to columns and an event. No SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import Q
+
+from jobqueue import conf
+from jobqueue.backoff import Backoff
+from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
+from jobqueue.lifecycle import (
+    RULES,
+    Cancelled,
+    Completed,
+    Error,
+    Failed,
+    Outcome,
+    Released,
+    Retry,
+    Snoozed,
+    State,
+    Verb,
+    is_allowed,
+)
+from jobqueue.models import EventKind, Job
+from jobqueue.payload import check_payload
+
+NO_CLAIM: Final[Mapping[str, Any]] = {"claimed_by": None, "claimed_at": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One way for a verb to be written: its columns, its own condition, and its event if any."""
+
+    verb: Verb
+    changes: dict[str, Any]
+    kind: EventKind | None = None
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    where: Q = field(default_factory=Q)
+
+
+def require(job: Job, verb: Verb) -> None:
+    """Raise ``TransitionNotAllowed`` unless the table of verbs has ``verb`` for the job's state."""
+    if not is_allowed(verb, job.state):
+        raise TransitionNotAllowed(job.pk, verb, job.state)
+
+
+def plan(job: Job, outcome: Outcome, now: datetime, *, rescue: bool = False) -> tuple[Write, ...]:
+    """Return the writes that settle ``job``, in the order in which to try them.
+
+    Whether a cancel request wins over a setback is the condition of one write or the other, and
+    so is decided by the statement, not by what ``job`` says.
+
+    Args:
+        job: the row as it was decided on.
+        outcome: what became of its execution.
+        now: the database's clock.
+        rescue: whether a sweep writes this, for an executor that is gone.
+
+    Raises:
+        TransitionNotAllowed: the verb doesn't fit the state in hand.
+        InvalidJob: a result can't be stored.
+    """
+    if isinstance(outcome, Retry) and job.is_budget_spent:
+        outcome = Failed(outcome.error)
+    write = _PLANS[type(outcome)](job, outcome, now)
+    require(job, write.verb)
+    if rescue and write.kind in (EventKind.RETRIED, EventKind.RELEASED):
+        write = replace(write, kind=EventKind.RESCUED)
+    if not RULES[write.verb].yields_to_cancel:
+        return (write,)
+    return (
+        replace(write, where=Q(cancel_requested_at__isnull=True)),
+        replace(
+            write,
+            verb=Verb.CANCEL,
+            changes=_finished(State.CANCELLED, now),
+            kind=EventKind.CANCELLED,
+            message=f"cancelled as requested: {write.message}",
+            where=Q(cancel_requested_at__isnull=False),
+        ),
+    )
+
+
+def _finished(state: State, now: datetime) -> dict[str, Any]:
+    return {"state": state, "finished_at": now, "unique_key": None}
+
+
+def _complete(job: Job, outcome: Completed, now: datetime) -> Write:
+    try:
+        limit = conf.get().MAX_PAYLOAD_BYTES
+        result = check_payload(outcome.result, "result", limit)
+    except ValueError as error:
+        raise InvalidJob(f"Job {job.pk}: {error}") from None
+    return Write(Verb.COMPLETE, {**_finished(State.COMPLETED, now), "result": result})
+
+
+def _fail(job: Job, outcome: Failed, now: datetime) -> Write:
+    changes = _finished(State.FAILED, now)
+    return Write(Verb.FAIL, changes, EventKind.FAILED, *_told(outcome.error))
+
+
+def _retry(job: Job, outcome: Retry, now: datetime) -> Write:
+    message, detail = _told(outcome.error)
+    delay = outcome.delay
+    if delay is None:
+        try:
+            backoff = Backoff.parse(job.backoff)
+        except (ValueError, TypeError) as error:
+            backoff = conf.get().BACKOFF
+            detail["backoff"] = f"{error}; used the default"
+        delay = backoff.delay(job.failures)
+    state = State.SCHEDULED if delay else State.WAITING
+    changes = {"state": state, "run_after": now + delay, **NO_CLAIM}
+    return Write(Verb.RETRY, changes, EventKind.RETRIED, message, detail)
+
+
+def _snooze(job: Job, outcome: Snoozed, now: datetime) -> Write:
+    changes = {
+        "state": State.SCHEDULED,
+        "run_after": now + outcome.delay,
+        "excused": job.excused + 1,
+        **NO_CLAIM,
+    }
+    message = f"for {outcome.delay}"
+    return Write(Verb.SNOOZE, changes, EventKind.SNOOZED, message)
+
+
+def _release(job: Job, outcome: Released, now: datetime) -> Write:
+    changes = {"state": State.WAITING, **NO_CLAIM}
+    if job.state == State.RUNNING:
+        changes["excused"] = job.excused + 1
+    return Write(Verb.RELEASE, changes, EventKind.RELEASED, outcome.reason)
+
+
+def _cancel(job: Job, outcome: Cancelled, now: datetime) -> Write:
+    changes = _finished(State.CANCELLED, now)
+    return Write(Verb.CANCEL, changes, EventKind.CANCELLED, outcome.reason)
+
+
+def _told(error: Error) -> tuple[str, dict[str, Any]]:
+    return error.message, {"traceback": error.traceback} if error.traceback else {}
+
+
+_PLANS: Final[Mapping[type[Outcome], Any]] = {
+    Completed: _complete,
+    Failed: _fail,
+    Retry: _retry,
+    Snoozed: _snooze,
+    Released: _release,
+    Cancelled: _cancel,
+}
+
+
+def as_delay(value: timedelta | float) -> timedelta:
+    """Return a delay given in seconds or as a ``timedelta``; ``InvalidJob`` if it is negative."""
+    try:
+        return conf.check_seconds(value, "delay", zero=True)
+    except ValueError as error:
+        raise InvalidJob(str(error)) from None

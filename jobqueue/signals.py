@@ -1,0 +1,58 @@
+"""Signals, and the receivers that turn them into log lines.
+
+Domain code does not log. Every signal is sent after the transaction that it tells of has been
+committed, and a receiver's error never reaches the sender.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.dispatch import Signal, receiver
+
+if TYPE_CHECKING:
+    from jobqueue.exceptions import TransitionConflict
+
+logger = logging.getLogger("jobqueue")
+
+# sender=Job; job: as written; verb: what was asked for; from_state; actor.
+job_transitioned = Signal()
+# sender=Job; error: a TransitionConflict; actor.
+write_refused = Signal()
+# sender=Worker; worker_id.
+worker_declared_dead = Signal()
+# sender=Job; job_id; error: what a sweep met at this job.
+sweep_failed = Signal()
+# sender=type; worker_id; doing: what the worker was at; error.
+worker_in_trouble = Signal()
+
+
+def send_after_commit(signal: Signal, sender: type, using: str, **payload: Any) -> None:
+    """Send ``signal`` once the current transaction is committed, if anyone listens."""
+    if signal.has_listeners(sender):
+        transaction.on_commit(
+            partial(signal.send_robust, sender, **payload), using=using, robust=True
+        )
+
+
+@receiver(write_refused)
+def _log_refused(*, error: TransitionConflict, actor: str, **kwargs: Any) -> None:
+    logger.warning("Refused a write of %s: %s", actor, error)
+
+
+@receiver(worker_declared_dead)
+def _log_dead(*, worker_id: str, **kwargs: Any) -> None:
+    logger.warning("Worker %s was silent for longer than its lease: declared dead", worker_id)
+
+
+@receiver(sweep_failed)
+def _log_sweep_failed(*, job_id: int, error: Exception, **kwargs: Any) -> None:
+    logger.error("A sweep could not settle job %s", job_id, exc_info=error)
+
+
+@receiver(worker_in_trouble)
+def _log_trouble(*, worker_id: str, doing: str, error: Exception, **kwargs: Any) -> None:
+    logger.error("Worker %s could not %s: %s", worker_id, doing, error, exc_info=error)

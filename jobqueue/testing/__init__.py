@@ -1,0 +1,1 @@
+"""What projects that use the queue need for their own tests; asks for the ``test`` extra."""

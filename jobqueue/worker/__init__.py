@@ -1,0 +1,1 @@
+"""The runtime: what claims jobs, runs them and reports what became of them."""

@@ -1,0 +1,244 @@
+"""Claim, run, settle: the life of a worker under one lease. It is handed a broker."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from jobqueue import db, signals
+from jobqueue.exceptions import LeaseLost
+from jobqueue.lifecycle import Heartbeat, Outcome, Released, Retry, Settled
+from jobqueue.worker.context import JobContext
+from jobqueue.worker.execute import describe, execute
+from jobqueue.worker.heartbeat import Turns
+
+
+class Broker(Protocol):
+    """The verbs that the loop needs; ``jobqueue.broker`` tells what each does."""
+
+    def claim(self, worker_id: str, limit: int) -> Sequence[Any]: ...
+
+    def heartbeat(self, worker_id: str, held: Mapping[int, Any] | None) -> Heartbeat: ...
+
+    def settle(self, worker_id: str, items: Sequence[tuple[Any, Outcome]]) -> Sequence[Any]: ...
+
+    def leave(self, worker_id: str) -> None: ...
+
+
+class Ended(Enum):
+    """Why a loop ended."""
+
+    STOPPED = auto()
+    DRAINED = auto()
+    LEASE_LOST = auto()
+
+
+@dataclass(slots=True)
+class Execution:
+    """A job in this worker's hands, until its outcome has been written."""
+
+    job: Any
+    context: JobContext
+    outcome: Outcome | None = None
+    lost: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The id alone would not do: a lost job may come back before its handler has ended."""
+        return self.job.pk, self.job.version
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How to work: see ``run_worker``. Times in seconds."""
+
+    slots: int
+    poll: float
+    lease: float
+    grace: float
+    burst: bool = False
+    max_jobs: int | None = None
+
+
+class Loop:
+    """Runs in one thread; handlers run in the executor's.
+
+    A slot is free only once its outcome is written, so nothing is claimed that can't be run, and
+    an outcome is never dropped: while the database is in trouble it is kept and tried again.
+    """
+
+    def __init__(
+        self, broker: Broker, worker_id: str, executor: Executor, options: LoopOptions
+    ) -> None:
+        self.broker = broker
+        self.worker_id = worker_id
+        self.turns = Turns()
+        self.ticked = time.monotonic()
+        self.lease_until = self.ticked + options.lease
+        self.settled: Counter[str] = Counter()
+        self.abandoned = 0  # handlers that did not end within the grace
+        self._executor = executor
+        self._options = options
+        self._held: dict[tuple[int, int], Execution] = {}
+        # Its put() may be called from a signal handler; an Event's set() may not.
+        self._inbox: SimpleQueue[Execution | None] = SimpleQueue()
+        self._stopping = False
+        self._lease_lost = False
+        self._claimed = 0
+        self._waits = db.waits()
+        self._retry_at = 0.0
+
+    # -- What other threads and signal handlers may call
+
+    def stop(self) -> None:
+        """Claim no more, and end once what runs has been settled."""
+        self._stopping = True
+        self._inbox.put(None)
+
+    def lose_lease(self) -> None:
+        """Claim no more and tell the running handlers; what they report, the fence decides."""
+        self._lease_lost = True
+        for execution in list(self._held.values()):
+            execution.context.tell_lost()
+        self._inbox.put(None)
+
+    def held_jobs(self) -> dict[int, Any]:
+        """Return the jobs in hand by id; exact while ``turns`` keeps the loop from exchanging."""
+        return {e.job.pk: e.job for e in list(self._held.values()) if not e.lost}
+
+    def hear(self, heard: Heartbeat) -> None:
+        """Pass on what a heartbeat learned."""
+        for execution in list(self._held.values()):
+            if execution.job.pk in heard.cancel_requested:
+                execution.context.tell_cancelled()
+            if execution.job.pk in heard.lost:
+                execution.lost = True
+                execution.context.tell_lost()
+
+    # -- The loop
+
+    def run(self) -> Ended:
+        """Work until told to stop, the lease is lost or, with ``burst``, nothing is left to do."""
+        ended = self._work()
+        self._drain()
+        return ended
+
+    def _work(self) -> Ended:
+        while True:
+            self.ticked = time.monotonic()
+            self._flush()
+            if self._lease_lost:
+                return Ended.LEASE_LOST
+            limit = self._room()
+            if self._stopping or (limit == 0 and not self._held and self._is_spent()):
+                return Ended.STOPPED
+            claimed = self._claim(limit) if limit else None
+            if self._options.burst and claimed == 0 and not self._held:
+                return Ended.DRAINED
+            self._receive(self._options.poll * (0.75 + random.random() / 2))
+
+    def _drain(self) -> None:
+        """Wait for what runs, settle it, and hand back what doesn't end in time."""
+        deadline = time.monotonic() + self._options.grace
+        while self._held and (left := deadline - time.monotonic()) > 0:
+            self.ticked = time.monotonic()
+            self._flush()
+            if self._held:
+                self._receive(min(left, self._options.poll))
+        for execution in self._held.values():
+            if execution.outcome is None:
+                execution.context.tell_lost()
+                execution.outcome = Released("its worker was stopped")
+                self.abandoned += 1
+        self._retry_at = 0.0
+        self._flush()
+
+    def _is_spent(self) -> bool:
+        return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
+
+    def _room(self) -> int:
+        """How many jobs may be claimed now."""
+        now = time.monotonic()
+        if now < self._retry_at or now >= self.lease_until:
+            return 0
+        room = self._options.slots - len(self._held)
+        if self._options.max_jobs is not None:
+            room = min(room, self._options.max_jobs - self._claimed)
+        return max(room, 0)
+
+    def _claim(self, limit: int) -> int | None:
+        """Claim and begin up to ``limit`` jobs; return how many, ``None`` if it wasn't possible."""
+        with self.turns.exchange():
+            jobs = self._attempt("claim", lambda: self.broker.claim(self.worker_id, limit))
+            executions = [self._take(job) for job in jobs or ()]
+        for execution in executions:
+            future = self._executor.submit(execute, execution.job, execution.context)
+            future.add_done_callback(partial(self._finish, execution))
+        return None if jobs is None else len(executions)
+
+    def _take(self, job: Any) -> Execution:
+        self._claimed += 1
+        context = JobContext(job.pk, job.task, job.attempt, job.version)
+        execution = Execution(job, context)
+        self._held[execution.key] = execution
+        return execution
+
+    def _finish(self, execution: Execution, future: Future[Outcome]) -> None:
+        """Called in the executor's thread."""
+        error = future.exception()
+        outcome = Retry(describe(error)) if error else future.result()
+        # Handed back already, if the worker was stopped meanwhile.
+        execution.outcome = execution.outcome or outcome
+        self._inbox.put(execution)
+
+    def _receive(self, timeout: float) -> None:
+        """Wait until something happens, for ``timeout`` seconds at most, and take in all of it."""
+        with suppress(Empty):
+            self._inbox.get(timeout=timeout)
+            while True:
+                self._inbox.get_nowait()
+
+    def _flush(self) -> None:
+        """Write the outcomes that have come in; on trouble keep them for the next time."""
+        done = [execution for execution in self._held.values() if execution.outcome is not None]
+        if not done or time.monotonic() < self._retry_at:
+            return
+        with self.turns.exchange():
+            items = [(e.job, e.outcome) for e in done if not e.lost and e.outcome]
+            results = items and self._attempt(
+                "settle", lambda: self.broker.settle(self.worker_id, items)
+            )
+            if results is None:
+                return
+            for execution in done:
+                del self._held[execution.key]
+                if execution.lost:
+                    self.settled[Settled.CONFLICT] += 1
+        for (_, outcome), result in zip(items, results, strict=True):
+            conflict = result.status == Settled.CONFLICT
+            self.settled[result.status if conflict else type(outcome).__name__.lower()] += 1
+
+    def _attempt(self, doing: str, call: Callable[[], Sequence[Any]]) -> Sequence[Any] | None:
+        """Return what ``call`` returns, ``None`` if the database is in trouble: try again later."""
+        try:
+            answer = call()
+        except LeaseLost:
+            self.lose_lease()
+            return None
+        except Exception as error:
+            signals.worker_in_trouble.send_robust(
+                type(self), worker_id=self.worker_id, doing=doing, error=error
+            )
+            self._retry_at = time.monotonic() + next(self._waits)
+            return None
+        self._waits = db.waits()
+        return answer
