@@ -18,11 +18,13 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.models import Func, Index, Q, UniqueConstraint
+from django.db.models import Index, Q, QuerySet, UniqueConstraint
 from django.db.models.functions import Now
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
 Result = TypeVar("Result")
+Rows = TypeVar("Rows", bound=QuerySet[Any])
 
 # SQLSTATE: serialization_failure, deadlock_detected, lock_not_available.
 _TRANSIENT_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
@@ -38,20 +40,16 @@ LONGEST_WAIT: Final = 2.0
 # -- The clock
 
 
-class DatabaseNow(Func):
-    """The database's clock, as Django stores times under ``USE_TZ``; the default of a column.
+class DatabaseNow(Now):
+    """The database's clock, as Django stores times under ``USE_TZ``: the default of a column.
 
     Django's own ``Now`` is in the session's time zone on MySQL, which Django doesn't set.
     """
 
-    template = "%(function)s"
-    output_field = models.DateTimeField()
-
-    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
-        return compiler.compile(Now())
-
-    def as_mysql(self, compiler: Any, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
-        return super().as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
+    def as_mysql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> Any:
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra_context)
 
 
 _CLOCKS: Final = {
@@ -144,7 +142,7 @@ class UniqueWhenSet(UniqueConstraint):
 # -- Locks
 
 
-def lock_rows(queryset: Any, *, skip_locked: bool = False) -> Any:
+def lock_rows(queryset: Rows, *, skip_locked: bool = False) -> Rows:
     """Lock the chosen rows until the transaction ends, where the engine has row locks.
 
     Elsewhere (SQLite) the one writer at a time is the lock.

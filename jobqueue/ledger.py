@@ -36,7 +36,8 @@ def refuse(
 
     An executor's leaves one event, the only trace of its late write. Others are told, and act.
     """
-    conflict = TransitionConflict(job.pk, verb, job.fingerprint, found and found.fingerprint)
+    now = found.fingerprint if found else None
+    conflict = TransitionConflict(job.pk, verb, job.fingerprint, now)
 
     def leave_event() -> None:
         # Locked, since the event of a job that is being deleted would fail at COMMIT.

@@ -16,7 +16,7 @@ from django.db import router
 
 from jobqueue import conf, db, signals, transitions
 from jobqueue.exceptions import InvalidJob
-from jobqueue.lifecycle import Error, Outcome, Released, Retry, Settled, State
+from jobqueue.lifecycle import FINAL, Error, Outcome, Released, Retry, State
 from jobqueue.models import Job, Worker
 
 Tick = Callable[[int], None]
@@ -70,12 +70,8 @@ class PruneReport:
         return asdict(self)
 
 
-_COUNTED = {
-    State.WAITING: "released",
-    State.SCHEDULED: "retried",
-    State.FAILED: "failed",
-    State.CANCELLED: "cancelled",
-}
+# How a job that isn't final afterwards is counted, by the state in which it was taken.
+_GIVEN_BACK = {State.CLAIMED: "released", State.RUNNING: "retried"}
 
 
 def sweep_stale_jobs(
@@ -212,6 +208,7 @@ class _Sweep:
     dry_run: bool
     limit: int | None
     report: SweepReport = field(default_factory=SweepReport)
+    fenced: set[str] = field(default_factory=set)
     error: Exception | None = None
     actor: str = field(default_factory=lambda: f"sweep {socket.gethostname()}:{os.getpid()}")
 
@@ -225,7 +222,8 @@ class _Sweep:
         for worker in alive.only("pk", "lease", "last_seen_at"):
             cutoff = self.rules.now - worker.lease
             if worker.last_seen_at < cutoff and self._fence(worker, cutoff):
-                self.report.dead_workers += 1
+                self.fenced.add(worker.pk)
+        self.report.dead_workers = len(self.fenced)
 
     def _fence(self, worker: Worker, cutoff: datetime) -> bool:
         silent = (
@@ -252,13 +250,14 @@ class _Sweep:
         stale = [(job, reason) for job, reason in verdicts if reason][: self.room()]
         if self.dry_run:
             for job, _ in stale:
-                self._count(_foreseen(job))
+                self._count(job, _foreseen(job))
         elif stale:
             self._settle([(job, _outcome(job, reason)) for job, reason in stale])
 
     def _holders_alive(self, page: Sequence[Job]) -> Collection[str]:
         holders = Worker.objects.using(self.using)
-        return holders.alive_ids(job.claimed_by for job in page)
+        # A dry run's rows still say that they live.
+        return holders.alive_ids(job.claimed_by for job in page) - self.fenced
 
     def _settle(self, items: Sequence[tuple[Job, Outcome]]) -> None:
         try:
@@ -279,14 +278,14 @@ class _Sweep:
 
     def _write(self, items: Sequence[tuple[Job, Outcome]]) -> None:
         results = transitions.settle_many(items, actor=self.actor, rescue=True, using=self.using)
-        for result in results:
-            if result.status == Settled.CONFLICT:
+        for (job, _), result in zip(items, results, strict=True):
+            if result.job:
+                self._count(job, result.job.state)
+            else:
                 self.report.conflicts += 1
-            elif result.job:
-                self._count(State(result.job.state))
 
-    def _count(self, state: State) -> None:
-        name = _COUNTED[state]
+    def _count(self, job: Job, state: str) -> None:
+        name = state if state in FINAL else _GIVEN_BACK[State(job.state)]
         setattr(self.report, name, getattr(self.report, name) + 1)
 
     def raise_if_nothing_worked(self) -> None:

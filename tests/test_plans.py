@@ -1,0 +1,158 @@
+"""The plan of each question that an index was made for, on PostgreSQL with 100,000 rows.
+
+No index may lead with a column of the fence: the planner takes such a one for the fenced writes,
+since statistics of an idle table say that nobody is running, and then walks the dead entries of the
+whole run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from jobqueue import db, transitions
+from jobqueue.broker import register
+from jobqueue.claim import claim_jobs
+from jobqueue.lifecycle import Completed
+from jobqueue.models import Job
+from tests.helpers import engine
+from tests.routers import use_alias
+
+ROWS = 100_000
+
+
+def fill(alias: str, *, state: str, count: int, queue: str = "default", worker: str = "w") -> None:
+    """Insert many rows of one state, as the verbs would have left them."""
+    held = state in ("claimed", "running")
+    final = state in ("completed", "failed", "cancelled")
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO jobqueue_job
+                (queue, task, args, kwargs, priority, state, run_after, attempt, max_attempts,
+                 excused, backoff, version, progress, progress_note, workspace, metadata,
+                 claimed_by, claimed_at, attempted_at, finished_at)
+            SELECT %s, 'a.b', '[]', '{}', n %% 7, %s, now() + (%s * n) * interval '1 second', 1, 3,
+                 0, '{}', 2, 0, '', '', '{}',
+                 %s, CASE WHEN %s THEN now() END, now(), CASE WHEN %s THEN now() END
+            FROM generate_series(1, %s) AS n
+            """,
+            [
+                queue,
+                state,
+                1 if state == "scheduled" else -1,
+                None if state in ("scheduled", "waiting") else worker,
+                held or final,
+                final,
+                count,
+            ],
+        )
+
+
+def analyze(alias: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ANALYZE jobqueue_job")
+
+
+@pytest.fixture(params=[engine("postgresql")])
+def full_table(request: pytest.FixtureRequest) -> Iterator[str]:
+    """50,000 finished, 25,000 scheduled, 20,000 waiting, 5,000 of other queues: an idle table."""
+    alias = request.param
+    with use_alias(alias):
+        fill(alias, state="completed", count=ROWS // 2)
+        fill(alias, state="scheduled", count=ROWS // 4)
+        fill(alias, state="waiting", count=ROWS // 5)
+        fill(alias, state="waiting", count=ROWS // 20, queue="other")
+        analyze(alias)
+        yield alias
+
+
+def indexes_of(plan: str) -> set[str]:
+    """Return the indexes that a plan reads."""
+    return set(re.findall(r"(?:using|on) (jobqueue_job_\w+)", plan))
+
+
+@contextmanager
+def plans(alias: str, beginning: str) -> Iterator[list[str]]:
+    """Collect the plans of the statements on the jobs table that begin like this."""
+    found: list[str] = []
+    with CaptureQueriesContext(connections[alias]) as captured:
+        yield found
+    with connections[alias].cursor() as cursor:
+        for query in captured.captured_queries:
+            if query["sql"].startswith(beginning) and '"jobqueue_job"' in query["sql"]:
+                cursor.execute(f"EXPLAIN {query['sql']}")
+                found.append("\n".join(row[0] for row in cursor.fetchall()))
+
+
+def test_a_claim_reads_its_queue_in_the_order_of_the_index(full_table: str) -> None:
+    plan = Job.objects.claimable("default", db.now(full_table))[:100].explain()
+
+    assert indexes_of(plan) == {"jobqueue_job_claimable"}
+    assert "Sort" not in plan
+
+
+def test_due_jobs_are_found_by_their_time(full_table: str) -> None:
+    plan = Job.objects.due(db.now(full_table) + timedelta(minutes=5))[:100].explain()
+
+    assert indexes_of(plan) == {"jobqueue_job_due"}
+
+
+def test_a_sweep_reads_held_jobs_alone(full_table: str) -> None:
+    plan = Job.objects.held().filter(pk__gt=17)[:500].explain()
+
+    assert indexes_of(plan) == {"jobqueue_job_held"}
+
+
+def test_pruning_finds_old_jobs_by_when_they_finished(full_table: str) -> None:
+    old = db.now(full_table) - timedelta(days=30)
+
+    plan = Job.objects.finished_before(old).order_by("pk")[:500].explain()
+
+    assert indexes_of(plan) == {"jobqueue_job_finished"}
+
+
+def test_a_unique_key_is_found_by_its_index(full_table: str) -> None:
+    plan = Job.objects.filter(unique_key="k").explain()
+
+    assert indexes_of(plan) == {"jobqueue_job_unique_key"}
+
+
+@pytest.mark.parametrize("running", [0, 500], ids=["idle", "500 running"])
+def test_a_settle_reaches_its_rows_by_their_ids(full_table: str, running: int) -> None:
+    """Right after ANALYZE of a table in which nobody, or few, are running."""
+    fill(full_table, state="running", count=running)
+    analyze(full_table)
+    worker = register(["default"])
+    jobs = claim_jobs(worker.pk, ["default"], 5, start=True)
+
+    with plans(full_table, "UPDATE") as found:
+        transitions.settle_many((job, Completed()) for job in jobs)
+
+    assert len(found) == 5
+    for plan in found:
+        # Both are on the id; the partial one can't lead anywhere else.
+        assert indexes_of(plan) <= {"jobqueue_job_pkey", "jobqueue_job_held"}
+        assert re.search(r"Index Cond: \(id = \d+\)", plan), plan
+
+
+def test_a_claim_writes_to_its_rows_by_their_ids(full_table: str) -> None:
+    worker = register(["default"])
+
+    with plans(full_table, "UPDATE") as found:
+        claim_jobs(worker.pk, ["default"], 100)
+
+    (plan,) = found
+    assert indexes_of(plan) == {"jobqueue_job_pkey"}
+
+
+def test_no_index_leads_with_a_column_of_the_fence() -> None:
+    leading = {index.fields[0].lstrip("-") for index in Job._meta.indexes}
+
+    assert not leading & {"claimed_by", "claimed_at", "attempted_at", "attempt", "version"}
