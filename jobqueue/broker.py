@@ -102,7 +102,11 @@ def heartbeat(
     if held is None:
         return Heartbeat(cancel_requested=cancel)
     outcome = Released("its worker never learned of this claim")
-    unknown = [(job, outcome) for pk, job in rows.items() if pk not in held]
+    unknown = [
+        (job, outcome)
+        for pk, job in rows.items()
+        if pk not in held or held[pk].version != job.version
+    ]
     transitions.settle_many(unknown, actor=worker_id, using=using)
     lost = [job for pk, job in held.items() if pk not in rows or rows[pk].version != job.version]
     for job in lost:

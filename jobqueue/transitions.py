@@ -199,7 +199,8 @@ def claim(
         version=F("version") + 1, **changes
     )
     mine = jobs.filter(state=changes["state"], claimed_by=worker_id, claimed_at=now)
-    return sorted(mine, key=lambda job: job_ids.index(job.pk))
+    order = {pk: place for place, pk in enumerate(job_ids)}
+    return sorted(mine, key=lambda job: order[job.pk])
 
 
 def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
