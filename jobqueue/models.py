@@ -208,7 +208,7 @@ class JobEvent(models.Model):
     id = models.BigAutoField(primary_key=True)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField(db_default=DatabaseNow())
-    kind = models.CharField(max_length=10, choices=EventKind.choices)
+    kind = models.CharField(max_length=20, choices=EventKind.choices)
     attempt = models.PositiveIntegerField()
     from_state = models.CharField(max_length=10)
     to_state = models.CharField(max_length=10)
@@ -223,6 +223,7 @@ class JobEvent(models.Model):
         verbose_name = _("job event")
         verbose_name_plural = _("job events")
         ordering = ("pk",)
+        indexes = [models.Index(fields=["kind", "at"], name="jobqueue_event_kind_at")]
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
