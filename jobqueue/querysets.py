@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
 
+from jobqueue import db
 from jobqueue.lifecycle import FINAL, HELD, ExecutionFingerprint, State
 
 if TYPE_CHECKING:
@@ -27,9 +28,15 @@ class JobQuerySet(models.QuerySet["Job"]):
         """
         where: dict[str, Any] = {"pk": job_id}
         for name in ExecutionFingerprint.__dataclass_fields__:
-            value = getattr(fingerprint, name)
-            where[f"{name}__isnull" if value is None else name] = True if value is None else value
-        return self.filter(**where)
+            if name != "state":
+                value = getattr(fingerprint, name)
+                is_null = value is None
+                where[f"{name}__isnull" if is_null else name] = True if is_null else value
+        return self.filter(db.state_is(self.db, fingerprint.state), **where)
+
+    def chosen(self, job_ids: Iterable[int], *states: str) -> Self:
+        """Those of the rows that are still in one of ``states``: for writes to a batch."""
+        return self.filter(db.state_is(self.db, *states), pk__in=sorted(job_ids))
 
     def claimable(self, queue: str, now: datetime) -> Self:
         """Jobs of one queue that a worker may take, in the order in which it takes them."""

@@ -21,6 +21,7 @@ from jobqueue import db, ledger, signals
 from jobqueue.conf import check_integer
 from jobqueue.exceptions import InvalidJob, TransitionConflict, TransitionNotAllowed
 from jobqueue.lifecycle import (
+    FINAL,
     Cancelled,
     Completed,
     Error,
@@ -33,7 +34,7 @@ from jobqueue.lifecycle import (
     State,
     Verb,
 )
-from jobqueue.models import EventKind, Job, JobEvent
+from jobqueue.models import Job, JobEvent
 from jobqueue.payload import check_text
 from jobqueue.settlement import Write, as_delay, plan, require
 
@@ -194,11 +195,11 @@ def claim(
     }
     if start:
         changes |= {"state": State.RUNNING, "attempt": F("attempt") + 1, "attempted_at": now}
-    jobs = Job.objects.using(using).filter(pk__in=sorted(job_ids))
-    jobs.filter(state=State.WAITING, queue=queue, run_after__lte=now).update(
+    jobs = Job.objects.using(using)
+    jobs.chosen(job_ids, State.WAITING).filter(queue=queue, run_after__lte=now).update(
         version=F("version") + 1, **changes
     )
-    mine = jobs.filter(state=changes["state"], claimed_by=worker_id, claimed_at=now)
+    mine = jobs.chosen(job_ids, changes["state"]).filter(claimed_by=worker_id, claimed_at=now)
     order = {pk: place for place, pk in enumerate(job_ids)}
     return sorted(mine, key=lambda job: order[job.pk])
 
@@ -215,8 +216,8 @@ def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
 
     def work() -> int:
         ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
-        chosen = Job.objects.using(using).filter(pk__in=sorted(ids))
-        return chosen.filter(state=State.SCHEDULED, run_after__lte=now).update(
+        chosen = Job.objects.using(using).chosen(ids, State.SCHEDULED)
+        return chosen.filter(run_after__lte=now).update(
             state=State.WAITING, version=F("version") + 1
         )
 
@@ -270,15 +271,12 @@ def delete_finished(job_ids: Sequence[int], before: datetime, *, using: str) -> 
     """
 
     def work() -> int:
-        chosen = Job.objects.using(using).filter(pk__in=sorted(job_ids))
+        old = Job.objects.using(using).chosen(job_ids, *FINAL).filter(finished_at__lt=before)
         locked = list(
-            db.lock_rows(
-                chosen.finished_before(before).order_by("pk"), skip_locked=True
-            ).values_list("pk", flat=True)
+            db.lock_rows(old.order_by("pk"), skip_locked=True).values_list("pk", flat=True)
         )
         JobEvent.objects.using(using).filter(job_id__in=locked)._raw_delete(using)
-        doomed = Job.objects.using(using).filter(pk__in=locked).finished_before(before)
-        return doomed._raw_delete(using)
+        return old.filter(pk__in=locked)._raw_delete(using)
 
     return db.in_transaction(using, work)
 
@@ -345,21 +343,16 @@ def read(job_id: int, using: str) -> Job | None:
 
 def _is_already_applied(job: Job, writes: Sequence[Write], found: Job, using: str) -> bool:
     """Say whether the owner's same write took effect before, and only its reply was lost."""
-    if found.settled_version == job.version and found.version == job.version + 1:
-        return any(
-            all(
-                getattr(found, name) == write.changes[name]
-                for name in ("state", "result")
-                if name in write.changes
-            )
-            for write in writes
-        )
-    states = [write.changes["state"] for write in writes]
+    kinds = [write.kind for write in writes if write.kind]
+    if kinds:
+        mine = JobEvent.objects.using(using).filter(job_id=job.pk, actor=job.claimed_by)
+        return mine.filter(version=job.version, kind__in=kinds).exists()
+    (completion,) = writes
     return (
-        JobEvent.objects.using(using)
-        .filter(job_id=job.pk, version=job.version, actor=job.claimed_by, to_state__in=states)
-        .exclude(kind=EventKind.CONFLICT)
-        .exists()
+        found.settled_version == job.version
+        and found.version == job.version + 1
+        and found.state == completion.changes["state"]
+        and found.result == completion.changes["result"]
     )
 
 
