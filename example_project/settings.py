@@ -63,4 +63,6 @@ TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 
 # Every setting of the queue, with its default, is in jobqueue/conf.py.
-JOBQUEUE: dict[str, object] = {}
+JOBQUEUE: dict[str, object] = {
+    "SWEEP_INTERVAL": 2.0,  # short, so that the demo's workers rescue each other's jobs
+}
