@@ -6,17 +6,20 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from jobqueue import coordinator
+from jobqueue import conf, coordinator
 from jobqueue.exceptions import JobNotFound, TransitionConflict, TransitionNotAllowed
 from jobqueue.lifecycle import State
-from jobqueue.models import Job, JobEvent, Worker
+from jobqueue.models import Job, JobEvent, Queue, Worker
 from jobqueue.querysets import PAYLOAD_COLUMNS
 from jobqueue.sweep import stale_rules
 
@@ -43,6 +46,27 @@ class JobEventInline(_ReadOnly, admin.TabularInline):  # type: ignore[type-arg]
     readonly_fields = fields
 
 
+class QueueFilter(admin.SimpleListFilter):
+    """By queue. Offers those that are configured or served: a DISTINCT would read every job."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the names to choose from, the one that is chosen in any case."""
+        names = {*conf.get().worker_queues, *Queue.objects.values_list("name", flat=True)}
+        for served in Worker.objects.alive().values_list("queues", flat=True):
+            names.update(served)
+        if chosen := self.value():
+            names.add(chosen)
+        return [(name, name) for name in sorted(names)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        """Keep the jobs of the chosen queue."""
+        chosen = self.value()
+        return queryset if chosen is None else queryset.filter(queue=chosen)
+
+
 @admin.register(Job)
 class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """Jobs, and the action *release*."""
@@ -58,8 +82,8 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         "claimed_by",
         "finished_at",
     )
-    list_filter = ("state", "queue")
-    search_fields = ("=id", "=task", "=claimed_by", "=unique_key")
+    list_filter = ("state", QueueFilter)
+    search_fields = ("id", "task", "claimed_by", "unique_key")
     search_help_text = _("An id, or the whole of a task's path, a worker's id or a unique key.")
     ordering = ("-id",)
     actions = ("release",)
@@ -73,6 +97,29 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         match = request.resolver_match
         is_list = match is not None and match.url_name == "jobqueue_job_changelist"
         return jobs.defer(*PAYLOAD_COLUMNS) if is_list else jobs
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """Look for the whole term, as it is: folding case or casting ids would read every job."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        wanted = Q(unique_key=term)
+        if term.isdecimal() and len(term) < 20:
+            wanted |= Q(pk=int(term))
+        else:
+            wanted |= Q(task=term) | Q(claimed_by=term)
+        return queryset.filter(wanted), False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Refuse an action that the user may not take, where Django would just show the list."""
+        action = request.POST.get("action")
+        if action and action not in self.get_actions(request):
+            raise PermissionDenied
+        return super().changelist_view(request, extra_context)
 
     def action_checkbox(self, obj: Job) -> SafeString:
         """Carry the version that the page shows, so that an action is fenced on it."""
@@ -91,6 +138,9 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     def release(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Release the selected jobs that are claimed, or running and stale, one by one."""
         done = Counter(self._release(request, job) for job in queryset.order_by("pk"))
+        if request.POST.get("select_across", "0") == "0":
+            # Some that were selected may have left what the page's filters show.
+            done["moved on"] += len(request.POST.getlist(ACTION_CHECKBOX_NAME)) - done.total()
         for outcome, level in self._levels.items():
             if number := done[outcome]:
                 self.message_user(request, _TOLD[outcome](number), level)
@@ -102,9 +152,10 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     }
 
     def _release(self, request: HttpRequest, job: Job) -> str:
+        using = router.db_for_write(Job, instance=job)
         seen = request.POST.get(_version_field(job.pk), "")
-        version = int(seen) if seen.isdigit() else job.version
-        if job.version == version and job.state == State.RUNNING and not _is_stale(job):
+        version = int(seen) if seen.isdecimal() and len(seen) < 20 else job.version
+        if job.version == version and job.state == State.RUNNING and not _is_stale(job, using):
             return "not stale"
         try:
             coordinator.release(
@@ -112,7 +163,7 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
                 actor=f"admin {request.user.get_username()}",
                 reason="released in the admin",
                 expected_version=version,
-                using=job._state.db,
+                using=using,
             )
         except (JobNotFound, TransitionConflict, TransitionNotAllowed):
             return "moved on"
@@ -123,8 +174,7 @@ def _version_field(job_id: int) -> str:
     return f"_version_{job_id}"
 
 
-def _is_stale(job: Job) -> bool:
-    using = job._state.db or "default"
+def _is_stale(job: Job, using: str) -> bool:
     alive = Worker.objects.using(using).alive_ids([job.claimed_by])
     return stale_rules(using).verdict(job, alive) is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -41,8 +40,9 @@ class Backoff:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"backoff {name} must be a number, not {value!r}")
-            if not (math.isfinite(value) and low <= value <= high):
-                raise ValueError(f"backoff {name} must be {low:g} to {high:g}, not {value!r}")
+            if not low <= value <= high:  # nor is NaN
+                limits = f"{low:,.0f} to {high:,.0f}"
+                raise ValueError(f"backoff {name} must be {limits}, not {value!r:.80}")
 
     @classmethod
     def parse(cls, value: Backoff | Mapping[str, Any] | float | timedelta) -> Backoff:
@@ -60,9 +60,9 @@ class Backoff:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return cls(base=value, factor=1.0, cap=value, jitter=0.0)
         if isinstance(value, Mapping):
-            unknown = sorted(set(value) - set(cls.__dataclass_fields__))
+            unknown = sorted(map(repr, set(value) - set(cls.__dataclass_fields__)))
             if unknown:
-                raise ValueError(f"backoff has no figure {', '.join(map(repr, unknown))}")
+                raise ValueError(f"backoff has no figure {', '.join(unknown)}")
             return cls(**value)
         raise ValueError(f"backoff must be a Backoff, seconds or a mapping, not {value!r}")
 
@@ -72,13 +72,8 @@ class Backoff:
 
     def delay(self, failures: int, draw: Callable[[], float] = random.random) -> timedelta:
         """Return the wait after the ``failures``-th failure (1 is the first)."""
-        exponent = max(failures, 1) - 1
-        wait = self.cap
-        if self.base <= 0:
-            wait = 0.0
-        elif self.base < self.cap:
-            # Compared as logarithms, since the power itself overflows at high counts.
-            room = math.log(self.cap / self.base)
-            if exponent * math.log(self.factor) < room:
-                wait = self.base * self.factor**exponent
+        try:
+            wait = min(self.cap, self.base * float(self.factor) ** (max(failures, 1) - 1))
+        except OverflowError:  # the power's, at high counts
+            wait = self.cap if self.base else 0.0
         return timedelta(seconds=wait * (1 - self.jitter * draw()))

@@ -41,7 +41,7 @@ def register(
     """
     using = _database(using)
     try:
-        names = [conf.check_queue_name(queue) for queue in queues]
+        names = conf.check_queue_names(queues)
         length = conf.check_seconds(conf.get().LEASE if lease is None else lease, "lease")
     except ValueError as error:
         raise InvalidJob(str(error)) from None

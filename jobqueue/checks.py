@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig
-from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 
@@ -17,7 +16,7 @@ from jobqueue.models import Job
 @register
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """E001: ``settings.JOBQUEUE`` has a setting that doesn't exist or can't be used."""
-    _, problems = conf.read(getattr(settings, "JOBQUEUE", {}))
+    _, problems = conf.read_project()
     return [Error(problem, id="jobqueue.E001") for problem in problems]
 
 
@@ -61,13 +60,13 @@ def _check_sqlite(alias: str, options: dict[str, Any]) -> list[CheckMessage]:
 
 def _check_mysql(alias: str, options: dict[str, Any]) -> list[CheckMessage]:
     # Django's default is READ COMMITTED.
-    level = str(options.get("isolation_level", "read committed") or "").lower()
+    level = str(options.get("isolation_level", "read committed") or "the server's default").lower()
     if level == "read committed":
         return []
     return [
         Warning(
-            f"DATABASES[{alias!r}]: at isolation level {level or 'of the server'!r} claims lock "
-            "gaps, and enqueuing waits for them.",
+            f"DATABASES[{alias!r}]: at isolation level {level}, claims lock gaps between rows, "
+            "and enqueuing waits for them.",
             hint="Set OPTIONS['isolation_level'] to 'read committed', Django's default.",
             id="jobqueue.W003",
         )

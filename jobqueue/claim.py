@@ -9,7 +9,7 @@ from typing import Final
 from django.db import router
 
 from jobqueue import db, transitions
-from jobqueue.conf import check_integer, check_queue_name
+from jobqueue.conf import check_integer, check_queue_names
 from jobqueue.exceptions import InvalidJob, LeaseLost
 from jobqueue.models import Job, Queue, Worker
 
@@ -43,7 +43,7 @@ def claim_jobs(
     """
     using = using or router.db_for_write(Job)
     try:
-        names = list(dict.fromkeys(check_queue_name(name) for name in queues))
+        names = check_queue_names(queues)
         check_integer(limit, "limit", 1, MAX_CLAIM)
     except ValueError as error:
         raise InvalidJob(str(error)) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cache
@@ -19,6 +19,8 @@ from jobqueue.backoff import Backoff
 QUEUE_NAME: Final = re.compile(r"[\w.:-]{1,100}")
 MAX_PRIORITY: Final = 100
 MAX_BUDGET: Final = 10_000
+# Far beyond any use, and such that no engine's columns and no sum of times overflow.
+MAX_DURATION: Final = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,26 @@ def check_queue_name(value: Any) -> str:
     """Return ``value`` if it is a well-formed queue name, else raise ``ValueError``."""
     if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
         raise ValueError(f"queue must be 1 to 100 letters, digits or any of _ . : -, not {value!r}")
-    return value
+    # Not what str() makes of a member of an enumeration.
+    return str.__str__(value)
+
+
+def check_queue_names(value: Any) -> list[str]:
+    """Return the well-formed names in ``value``, each once, or raise ``ValueError``.
+
+    Text is no list of names, although Python would take it for one of its characters.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"queues must be a list of names, not {value!r}")
+    return list(dict.fromkeys(map(check_queue_name, value)))
 
 
 def check_seconds(value: Any, name: str, *, zero: bool = False) -> timedelta:
     """Return seconds or a ``timedelta`` as a ``timedelta``.
 
     Raises:
-        ValueError: not a number, not finite, negative, or zero where ``zero`` isn't allowed.
+        ValueError: not a number, not finite, negative, more than 100 years, or zero where
+            ``zero`` isn't allowed.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
@@ -88,6 +102,8 @@ def check_seconds(value: Any, name: str, *, zero: bool = False) -> timedelta:
     if value < timedelta(0) or (not value and not zero):
         wanted = "zero or more" if zero else "more than zero"
         raise ValueError(f"{name} must be {wanted}, not {value.total_seconds():g} seconds")
+    if value > MAX_DURATION:
+        raise ValueError(f"{name} must be at most {MAX_DURATION.days:,} days, not {value}")
     return value
 
 
@@ -95,15 +111,16 @@ def check_integer(value: Any, name: str, low: int, high: int) -> int:
     """Return ``value`` if it is an integer from ``low`` to ``high``, else raise ``ValueError``."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
-    return value
+    return int(value)
 
 
 def _queues(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not value:
-        raise ValueError(f"must be a list of queue names or None, not {value!r}")
-    return tuple(check_queue_name(name) for name in value)
+    names = check_queue_names(value)
+    if not names:
+        raise ValueError("queues must be a list of names or None, not empty")
+    return tuple(names)
 
 
 def _boolean(value: Any) -> bool:
@@ -163,6 +180,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
 
 
+def read_project() -> tuple[Settings, list[str]]:
+    """Read the project's own ``settings.JOBQUEUE``; see ``read``."""
+    return read(getattr(django_settings, "JOBQUEUE", {}))
+
+
 @cache
 def get() -> Settings:
     """Return the settings in force.
@@ -170,7 +192,7 @@ def get() -> Settings:
     Raises:
         ImproperlyConfigured: ``settings.JOBQUEUE`` is wrong; the message names each value.
     """
-    settings, problems = read(getattr(django_settings, "JOBQUEUE", {}))
+    settings, problems = read_project()
     if problems:
         raise ImproperlyConfigured("; ".join(problems))
     return settings

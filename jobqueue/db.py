@@ -86,6 +86,20 @@ def tells_default_times(using: str) -> bool:
     return settings.USE_TZ and connections[using].features.can_return_columns_from_insert
 
 
+# -- Text that is compared as it is
+
+
+class ExactCharField(models.CharField):  # type: ignore[type-arg]
+    """Text of which case, accents and trailing spaces count, on MySQL too."""
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        parameters = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+            parameters["collation"] = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+        return parameters
+
+
 # -- Indexes that are partial where the engine can
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from django.conf import settings as django_settings
-from django.db import IntegrityError, connections, router, transaction
+from django.db import IntegrityError, connections, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -24,6 +24,7 @@ from jobqueue.payload import check_payload, check_text
 DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 # An active job with the key may finish, and another be born, between the INSERT and the look.
 UNIQUE_TRIES: Final = 5
+MAX_BATCH: Final = 10_000
 
 
 def enqueue(
@@ -79,10 +80,10 @@ def enqueue(
         "workspace": workspace,
         "metadata": metadata,
     }
-    job = _build(spec, using)
+    job = _build(spec, using, partial(db.now, using))
     if unique_key is not None:
         return _insert_unique(job, using)
-    job.save(using=using)
+    db.retry_transient(using, partial(_insert, [job], using))
     return job
 
 
@@ -109,31 +110,34 @@ def enqueue_many(
             ``unique_key`` that is taken, or stands in ``specs`` twice, is refused as well.
     """
     using = using or router.db_for_write(Job)
+    try:
+        conf.check_integer(batch_size, "batch_size", 1, MAX_BATCH)
+    except ValueError as error:
+        raise InvalidJob(str(error)) from None
+    clock = cache(partial(db.now, using))
     jobs = []
     for position, spec in enumerate(specs):
         try:
-            jobs.append(_build({**common, **spec}, using))
+            if not isinstance(spec, Mapping):
+                raise InvalidJob(f"it must be a mapping of enqueue's arguments, not {spec!r:.80}")
+            jobs.append(_build({**common, **spec}, using, clock))
         except InvalidJob as error:
             raise InvalidJob(f"job {position}: {error}") from None
     try:
-        with transaction.atomic(using=using):
-            if connections[using].features.can_return_rows_from_bulk_insert:
-                return Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
-            for job in jobs:  # MySQL tells the new id of one row only.
-                job.save(using=using)
-            return jobs
+        db.in_transaction(using, partial(_insert, jobs, using, batch_size))
     except IntegrityError:
         _refuse_taken_keys(jobs, using)
         raise
+    return jobs
 
 
 # -- From arguments to a row
 
 
-def _build(spec: Mapping[str, Any], using: str) -> Job:
-    unknown = sorted(set(spec) - set(_COLUMNS))
+def _build(spec: Mapping[str, Any], using: str, clock: Callable[[], datetime]) -> Job:
+    unknown = sorted(map(repr, set(spec) - set(_COLUMNS)))
     if unknown:
-        raise InvalidJob(f"a job has no {', '.join(map(repr, unknown))}")
+        raise InvalidJob(f"a job has no {', '.join(unknown)}")
     if not spec.get("task"):
         raise InvalidJob("a job needs a task: the dotted path of a callable")
     columns = {}
@@ -145,10 +149,15 @@ def _build(spec: Mapping[str, Any], using: str) -> Job:
     run_after = columns.pop("run_after")
     if run_after is None and db.tells_default_times(using):
         return Job(**columns)
-    now = db.now(using)
+    now = clock()
     run_after = now if run_after is None else run_after
     if isinstance(run_after, timedelta):
         run_after = now + run_after
+    if abs(run_after - now) > conf.MAX_DURATION:
+        limit = f"{conf.MAX_DURATION.days:,} days"
+        raise InvalidJob(
+            f"{spec['task']!r:.300}: run_after must be within {limit} of now: {run_after}"
+        )
     state = State.SCHEDULED if run_after > now else State.WAITING
     return Job(**columns, state=state, run_after=run_after, enqueued_at=now)
 
@@ -158,15 +167,16 @@ def _task(value: Any) -> str:
         raise ValueError("the task must be the dotted path of a callable, at most 255 characters")
     if conf.get().VALIDATE_TASKS:
         _import(value)
-    return value
+    return str.__str__(value)
 
 
 @cache
 def _import(path: str) -> None:
     try:
         handler = import_string(path)
-    except ImportError as error:
-        raise ValueError(f"the task can't be imported: {error}") from None
+    except Exception as error:  # a module may raise anything while it is imported
+        cause = str(error) if isinstance(error, ImportError) else repr(error)
+        raise ValueError(f"the task can't be imported: {cause}") from error
     if not callable(handler):
         raise ValueError(f"the task must be callable, not {handler!r:.80}")
 
@@ -200,6 +210,8 @@ def _priority(value: Any) -> int:
 def _run_after(value: Any) -> datetime | timedelta | None:
     if value is None:
         return None
+    if not isinstance(value, datetime | timedelta | int | float):
+        raise ValueError(f"run_after must be a datetime, seconds or a timedelta, not {value!r:.80}")
     if not isinstance(value, datetime):
         return conf.check_seconds(value, "run_after", zero=True)
     if timezone.is_naive(value) == django_settings.USE_TZ:
@@ -223,13 +235,13 @@ def _timeout(value: Any) -> timedelta | None:
     return None if value is None else conf.check_seconds(value, "timeout")
 
 
-def _text(name: str, length: int) -> Any:
+def _text(name: str, length: int) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         value = "" if value is None else value
         if not isinstance(value, str) or len(value) > length:
             raise ValueError(f"{name} must be text of at most {length} characters: {value!r:.80}")
         check_text(value, name)
-        return value
+        return str.__str__(value)
 
     return read
 
@@ -258,6 +270,19 @@ _COLUMNS: Final[Mapping[str, Any]] = {
 }
 
 
+# -- Inserting
+
+
+def _insert(jobs: Sequence[Job], using: str, batch_size: int | None = None) -> None:
+    for job in jobs:  # An attempt that was rolled back has left its marks.
+        job.pk, job._state.adding = None, True
+    if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
+        Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
+    else:  # MySQL tells the new id of one row only.
+        for job in jobs:
+            job.save(using=using)
+
+
 # -- Unique keys
 
 
@@ -268,8 +293,7 @@ def _insert_unique(job: Job, using: str) -> Job:
     """
     for _ in range(UNIQUE_TRIES):
         try:
-            with transaction.atomic(using=using):
-                job.save(using=using)
+            db.in_transaction(using, partial(_insert, [job], using))
             return job
         except IntegrityError:
             holder = Job.objects.using(using).filter(unique_key=job.unique_key).first()
@@ -287,4 +311,6 @@ def _refuse_taken_keys(jobs: Sequence[Job], using: str) -> None:
     )
     taken |= {key for key, count in Counter(keys).items() if count > 1}
     if taken:
-        raise InvalidJob(f"unique_key taken: {', '.join(map(repr, sorted(taken)))}")
+        shown = ", ".join(sorted(map(repr, taken))[:10])
+        more = f" and {len(taken) - 10} more" if len(taken) > 10 else ""
+        raise InvalidJob(f"unique_key taken: {shown}{more}")

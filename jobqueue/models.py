@@ -11,7 +11,7 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from jobqueue.conf import MAX_PRIORITY
-from jobqueue.db import DatabaseNow, StateIndex, UniqueWhenSet
+from jobqueue.db import DatabaseNow, ExactCharField, StateIndex, UniqueWhenSet
 from jobqueue.exceptions import UnfencedWrite
 from jobqueue.lifecycle import FINAL, HELD, QUEUED, ExecutionFingerprint, State
 from jobqueue.querysets import JobQuerySet, WorkerQuerySet
@@ -36,8 +36,8 @@ class Job(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(max_length=100, default="default")
-    task = models.CharField(max_length=255, help_text=_("Dotted path of the handler."))
+    queue = ExactCharField(max_length=100, default="default")
+    task = ExactCharField(max_length=255, help_text=_("Dotted path of the handler."))
     args = models.JSONField(default=empty_list)
     kwargs = models.JSONField(default=dict)
     priority = models.SmallIntegerField(
@@ -59,7 +59,7 @@ class Job(models.Model):
     backoff = models.JSONField(default=dict)
     timeout = models.DurationField(null=True, blank=True)
 
-    claimed_by = models.CharField(max_length=WORKER_ID_LENGTH, null=True, blank=True)
+    claimed_by = ExactCharField(max_length=WORKER_ID_LENGTH, null=True, blank=True)
     claimed_at = models.DateTimeField(null=True, blank=True)
     attempted_at = models.DateTimeField(null=True, blank=True)
     version = models.PositiveBigIntegerField(default=0)
@@ -76,8 +76,8 @@ class Job(models.Model):
     progress_note = models.TextField(default="", blank=True)
     checkpoint = models.JSONField(null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    unique_key = models.CharField(max_length=255, null=True, blank=True)
-    workspace = models.CharField(max_length=100, default="", blank=True)
+    unique_key = ExactCharField(max_length=255, null=True, blank=True)
+    workspace = ExactCharField(max_length=100, default="", blank=True)
     metadata = models.JSONField(default=dict, blank=True)
 
     objects = JobQuerySet.as_manager()
@@ -212,7 +212,7 @@ class JobEvent(models.Model):
     attempt = models.PositiveIntegerField()
     from_state = models.CharField(max_length=10)
     to_state = models.CharField(max_length=10)
-    actor = models.CharField(max_length=WORKER_ID_LENGTH, default="", blank=True)
+    actor = ExactCharField(max_length=WORKER_ID_LENGTH, default="", blank=True)
     message = models.CharField(max_length=MESSAGE_LENGTH, default="", blank=True)
     version = models.PositiveBigIntegerField(
         help_text=_("The job's version from which this was decided.")
@@ -239,7 +239,7 @@ class Worker(models.Model):
         STOPPED = "stopped", _("stopped")
         DEAD = "dead", _("dead")
 
-    id = models.CharField(
+    id = ExactCharField(
         primary_key=True,
         max_length=WORKER_ID_LENGTH,
         help_text=_("host:pid:random, new at each start of a process."),
@@ -261,13 +261,13 @@ class Worker(models.Model):
         verbose_name_plural = _("workers")
 
     def __str__(self) -> str:
-        return self.id
+        return str(self.id)
 
 
 class Queue(models.Model):
     """A queue that somebody configured; queues without a row have no limits and aren't paused."""
 
-    name = models.CharField(primary_key=True, max_length=100)
+    name = ExactCharField(primary_key=True, max_length=100)
     paused_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -275,4 +275,4 @@ class Queue(models.Model):
         verbose_name_plural = _("queues")
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)

@@ -1,8 +1,8 @@
 """What may be stored as JSON: the same verdict on every engine, or an error naming the place.
 
-PostgreSQL's jsonb refuses NaN, NUL characters and lone surrogates, MySQL turns large integers
-into floats and MariaDB stops at 32 levels; each would lose a value or strand a job late. They are
-all refused here, early, on every engine.
+PostgreSQL's jsonb refuses NaN, NUL characters and lone surrogates and reads large floats back as
+other numbers, MySQL turns large integers into floats and MariaDB stops at 32 levels; each would
+lose a value or strand a job late. They are all refused here, early, on every engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 # MariaDB's JSON functions (JSON_VALID guards the column) stop at 32 levels.
 MAX_DEPTH = 30
-MAX_INTEGER = 2**63 - 1
+MAX_NUMBER = 2**63 - 1
 
 
 def check_text(text: str, place: str) -> None:
@@ -47,44 +47,75 @@ def check_payload(value: Any, place: str, max_bytes: int) -> Any:
     Raises:
         ValueError: something in it can't be stored, naming the path to it.
     """
-    plain = _plain(value, place, 0)
+    plain = _Plain(max_bytes).read(value, place, 0)
     size = len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode())
     if size > max_bytes:
-        raise ValueError(
-            f"{place} takes {size:,} bytes as JSON; at most {max_bytes:,} are allowed "
-            "(JOBQUEUE['MAX_PAYLOAD_BYTES']): store it elsewhere and pass a reference"
-        )
+        raise ValueError(_too_large(place, f"{size:,}", max_bytes))
     return plain
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"{path} is nested more than {MAX_DEPTH} levels deep")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        check_text(value, path)
-        return str(value)
+class _Plain:
+    """Turns a payload into the types that ``json`` gives back, its subclasses' whims aside."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # Each item takes two bytes at least. Lists that hold one list many times over are small
+        # in memory and without end as JSON.
+        self._left = max_bytes // 2 + 1
+
+    def read(self, value: Any, path: str, depth: int) -> Any:
+        """Return ``value`` as plain types, or raise ``ValueError`` naming the path to the fault."""
+        if depth > MAX_DEPTH:
+            raise ValueError(f"{path} is nested more than {MAX_DEPTH} levels deep")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            check_text(value, path)
+            return str.__str__(value)
+        if isinstance(value, int | float):
+            return _number(value, path)
+        if isinstance(value, list | tuple):
+            self._take(len(value), path)
+            return [
+                self.read(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)
+            ]
+        if isinstance(value, dict):
+            self._take(len(value), path)
+            return {
+                _key(key, path): self.read(item, f"{path}[{key!r:.80}]", depth + 1)
+                for key, item in value.items()
+            }
+        raise ValueError(
+            f"{path} is a {type(value).__name__}, which JSON can't hold: {value!r:.80}"
+        )
+
+    def _take(self, items: int, path: str) -> None:
+        self._left -= items
+        if self._left < 0:
+            raise ValueError(_too_large(path, f"more than {self._max_bytes:,}", self._max_bytes))
+
+
+def _number(value: float, path: str) -> int | float:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path} is {value}, which JSON can't hold")
+    if abs(value) > MAX_NUMBER:
+        shown = f"{value!r}" if isinstance(value, float) else f"of {value.bit_length()} bits"
+        raise ValueError(f"{path} is a number beyond 64 bits: {shown}")
     if isinstance(value, int):
-        if abs(value) > MAX_INTEGER:
-            raise ValueError(f"{path} is an integer of more than 64 bits: {value}")
         return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{path} is {value}, which JSON can't hold")
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {
-            _key(key, path): _plain(item, f"{path}[{key!r}]", depth + 1)
-            for key, item in value.items()
-        }
-    raise ValueError(f"{path} is a {type(value).__name__}, which JSON can't hold: {value!r:.80}")
+    # From 1e16 on PostgreSQL reads back an integer, not always this one; and it has no -0.0.
+    return int(value) if abs(value) >= 1e16 else float(value) + 0.0
 
 
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
         raise ValueError(f"{path} has a key that is not a string: {key!r:.80}")
     check_text(key, f"a key of {path}")
-    return str(key)
+    return str.__str__(key)
+
+
+def _too_large(place: str, size: str, max_bytes: int) -> str:
+    return (
+        f"{place} takes {size} bytes as JSON; at most {max_bytes:,} are allowed "
+        "(JOBQUEUE['MAX_PAYLOAD_BYTES']): store it elsewhere and pass a reference"
+    )

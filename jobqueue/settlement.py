@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -50,6 +50,14 @@ def require(job: Job, verb: Verb) -> None:
         raise TransitionNotAllowed(job.pk, verb, job.state)
 
 
+def verb_of(job: Job, outcome: Outcome) -> Verb:
+    """Return the verb that an outcome asks for: a retry fails a job whose budget is spent."""
+    if isinstance(outcome, Retry) and job.is_budget_spent:
+        return Verb.FAIL
+    verb, _ = _PLANS[type(outcome)]
+    return verb
+
+
 def plan(job: Job, outcome: Outcome, now: datetime, *, rescue: bool = False) -> tuple[Write, ...]:
     """Return the writes that settle ``job``, in the order in which to try them.
 
@@ -66,9 +74,10 @@ def plan(job: Job, outcome: Outcome, now: datetime, *, rescue: bool = False) -> 
         TransitionNotAllowed: the verb doesn't fit the state in hand.
         InvalidJob: a result can't be stored.
     """
-    if isinstance(outcome, Retry) and job.is_budget_spent:
+    if verb_of(job, outcome) == Verb.FAIL and isinstance(outcome, Retry):
         outcome = Failed(outcome.error)
-    write = _PLANS[type(outcome)](job, outcome, now)
+    _, columns = _PLANS[type(outcome)]
+    write = columns(job, outcome, now)
     require(job, write.verb)
     if rescue and write.kind in (EventKind.RETRIED, EventKind.RELEASED):
         write = replace(write, kind=EventKind.RESCUED)
@@ -107,8 +116,9 @@ def _fail(job: Job, outcome: Failed, now: datetime) -> Write:
 
 def _retry(job: Job, outcome: Retry, now: datetime) -> Write:
     message, detail = _told(outcome.error)
-    delay = outcome.delay
-    if delay is None:
+    if outcome.delay is not None:
+        delay = _checked(job, outcome.delay)
+    else:
         try:
             backoff = Backoff.parse(job.backoff)
         except (ValueError, TypeError) as error:
@@ -123,7 +133,7 @@ def _retry(job: Job, outcome: Retry, now: datetime) -> Write:
 def _snooze(job: Job, outcome: Snoozed, now: datetime) -> Write:
     changes = {
         "state": State.SCHEDULED,
-        "run_after": now + outcome.delay,
+        "run_after": now + _checked(job, outcome.delay),
         "excused": job.excused + 1,
         **NO_CLAIM,
     }
@@ -143,17 +153,24 @@ def _cancel(job: Job, outcome: Cancelled, now: datetime) -> Write:
     return Write(Verb.CANCEL, changes, EventKind.CANCELLED, outcome.reason)
 
 
+def _checked(job: Job, delay: timedelta) -> timedelta:
+    try:
+        return as_delay(delay)
+    except InvalidJob as error:
+        raise InvalidJob(f"Job {job.pk}: {error}") from None
+
+
 def _told(error: Error) -> tuple[str, dict[str, Any]]:
     return error.message, {"traceback": error.traceback} if error.traceback else {}
 
 
-_PLANS: Final[Mapping[type[Outcome], Any]] = {
-    Completed: _complete,
-    Failed: _fail,
-    Retry: _retry,
-    Snoozed: _snooze,
-    Released: _release,
-    Cancelled: _cancel,
+_PLANS: Final[Mapping[type[Outcome], tuple[Verb, Callable[..., Write]]]] = {
+    Completed: (Verb.COMPLETE, _complete),
+    Failed: (Verb.FAIL, _fail),
+    Retry: (Verb.RETRY, _retry),
+    Snoozed: (Verb.SNOOZE, _snooze),
+    Released: (Verb.RELEASE, _release),
+    Cancelled: (Verb.CANCEL, _cancel),
 }
 
 

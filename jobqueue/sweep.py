@@ -110,7 +110,7 @@ def sweep_stale_jobs(
     """
     using = using or router.db_for_write(Job)
     rules = _rules(claimed_after, running_after, using)
-    _check(batch_size=batch_size, limit=limit)
+    _check(batch_size=batch_size, limit=limit, queues=queues)
     sweep = _Sweep(using, rules, dry_run, limit)
     sweep.fence_dead_workers()
     if not dry_run:
@@ -181,8 +181,12 @@ def _rules(
     )
 
 
-def _check(*, batch_size: int, limit: int | None = None) -> None:
+def _check(
+    *, batch_size: int, limit: int | None = None, queues: Collection[str] | None = None
+) -> None:
     try:
+        if queues is not None:
+            conf.check_queue_names(queues)
         conf.check_integer(batch_size, "batch_size", 1, 10_000)
         if limit is not None:
             conf.check_integer(limit, "limit", 1, 2**31)

@@ -36,7 +36,7 @@ from jobqueue.lifecycle import (
 )
 from jobqueue.models import Job, JobEvent
 from jobqueue.payload import check_text
-from jobqueue.settlement import Write, as_delay, plan, require
+from jobqueue.settlement import Write, as_delay, plan, require, verb_of
 
 MAX_NOTE = 1000
 
@@ -157,6 +157,8 @@ def settle_many(
     batch = list(items)
     if not batch:
         return []
+    for job, outcome in batch:
+        require(job, verb_of(job, outcome))
     using = database_of(batch[0][0], using)
     now = db.now(using)
     plans = [(job, plan(job, outcome, now, rescue=rescue)) for job, outcome in batch]
@@ -256,6 +258,7 @@ def request_cancel(job: Job, *, actor: str, using: str | None = None) -> None:
         TransitionNotAllowed: ``job`` isn't running.
         TransitionConflict: this execution is over; nothing was written.
     """
+    _require_running(job, "request cancel")
     now = db.now(database_of(job, using))
     changes = {"cancel_requested_at": Coalesce(F("cancel_requested_at"), now)}
     _update_within(job, "request cancel", changes, actor, using)
@@ -276,7 +279,7 @@ def delete_finished(job_ids: Sequence[int], before: datetime, *, using: str) -> 
             db.lock_rows(old.order_by("pk"), skip_locked=True).values_list("pk", flat=True)
         )
         JobEvent.objects.using(using).filter(job_id__in=locked)._raw_delete(using)
-        return old.filter(pk__in=locked)._raw_delete(using)
+        return old.filter(pk__in=locked)._raw_delete(using) or 0  # None, if there are none
 
     return db.in_transaction(using, work)
 
@@ -312,12 +315,16 @@ def _settle(job: Job, outcome: Outcome, actor: str | None, using: str | None) ->
     return result.job
 
 
+def _require_running(job: Job, verb: str) -> None:
+    if job.state != State.RUNNING:
+        raise TransitionNotAllowed(job.pk, verb, job.state)
+
+
 def _update_within(
     job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str | None
 ) -> None:
     using = database_of(job, using)
-    if job.state != State.RUNNING:
-        raise TransitionNotAllowed(job.pk, verb, job.state)
+    _require_running(job, verb)
     fence = Job.objects.using(using).matching(job.pk, job.fingerprint)
     if not db.retry_transient(using, lambda: fence.update(**changes)):
         raise ledger.refuse(job, verb, read(job.pk, using), actor, using)

@@ -6,16 +6,20 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
 from jobqueue import conf
 from jobqueue.models import Job
+from jobqueue.sweep import Tick
 
+tqdm: Any
 try:
     from tqdm import tqdm
 except ImportError:  # pragma: no cover  (an optional extra)
@@ -33,9 +37,9 @@ def duration(text: str) -> timedelta:
             f"{text!r} is not a duration: give seconds, or a number with s, m, h, d or w"
         )
     try:
-        return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
-    except OverflowError:
-        raise argparse.ArgumentTypeError(f"{text!r} is too long a duration") from None
+        return conf.check_seconds(float(match[1]) * _UNITS[match[2]], repr(text), zero=True)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive_duration(text: str) -> float:
@@ -63,7 +67,7 @@ def queue_name(text: str) -> str:
     """Read a queue's name: a known one, where ``JOBQUEUE["QUEUES"]`` lists them."""
     try:
         return conf.check_known_queue(text)
-    except ValueError as error:
+    except (ValueError, ImproperlyConfigured) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
@@ -101,8 +105,15 @@ class JobQueueCommand(BaseCommand):
             words = (f"{value} {name.replace('_', ' ')}" for name, value in report.items())
             self.stdout.write(", ".join(words))
 
-    def progress(self, total: int | None, unit: str) -> Any:
-        """Return a progress bar on stderr if that is a terminal and tqdm is installed."""
+    @contextmanager
+    def progress(self, total: Callable[[], int] | None = None) -> Iterator[Tick | None]:
+        """Show a progress bar on stderr if that is a terminal and tqdm is installed.
+
+        Yields what is to be called with the number of jobs that are done, ``None`` without a bar.
+        """
         if tqdm is None or not sys.stderr.isatty():
-            return None
-        return tqdm(total=total, unit=unit, file=sys.stderr, leave=False)
+            yield None
+            return
+        known = total() if total else None
+        with tqdm(total=known, unit="job", file=sys.stderr, leave=False) as bar:
+            yield bar.update

@@ -5,7 +5,8 @@ A trait writes what the verbs would have left, so that a test can begin in the m
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import factory
@@ -19,32 +20,50 @@ from jobqueue.models import EventKind, Job, JobEvent, Queue, Worker
 TASK = "jobqueue.testing.tasks.succeed"
 
 
-def _ago(seconds: float) -> datetime:
-    return db.now(router.db_for_write(Job)) - timedelta(seconds=seconds)
+@dataclass(frozen=True)
+class _Ago:
+    """A time by the clock of the database that the row goes to."""
+
+    seconds: float
 
 
 _CLAIM = {
     "claimed_by": "host:1:00000000",
-    "claimed_at": factory.LazyFunction(lambda: _ago(1)),
+    "claimed_at": _Ago(1),
 }
-_EXECUTION = {**_CLAIM, "attempt": 1, "attempted_at": factory.LazyFunction(lambda: _ago(1))}
+_EXECUTION = {**_CLAIM, "attempt": 1, "attempted_at": _Ago(1)}
 _FINISHED = {
     **_EXECUTION,
     "version": 3,
-    "finished_at": factory.LazyFunction(lambda: _ago(0)),
+    "finished_at": _Ago(0),
 }
 
 
-class _Factory(DjangoModelFactory):  # type: ignore[misc]  # factory-boy has no types
+class _Factory(DjangoModelFactory[Any]):
     """Creates rows where the router sends them, or on the alias given as ``using``."""
 
     class Meta:
         abstract = True
 
     @classmethod
+    def _build(cls, model_class: Any, *args: Any, **kwargs: Any) -> Any:
+        return super()._build(model_class, *args, **_with_times(kwargs, kwargs.pop("using", None)))
+
+    @classmethod
     def _create(cls, model_class: Any, *args: Any, **kwargs: Any) -> Any:
         using = kwargs.pop("using", None)
-        return model_class._default_manager.db_manager(using).create(*args, **kwargs)
+        manager = model_class._default_manager.db_manager(using)
+        return manager.create(*args, **_with_times(kwargs, using))
+
+
+def _with_times(values: dict[str, Any], using: str | None) -> dict[str, Any]:
+    if not any(isinstance(value, _Ago) for value in values.values()):
+        return values
+    now = db.now(using or router.db_for_write(Job))
+    return {
+        name: now - timedelta(seconds=value.seconds) if isinstance(value, _Ago) else value
+        for name, value in values.items()
+    }
 
 
 class WorkerFactory(_Factory):
@@ -54,7 +73,7 @@ class WorkerFactory(_Factory):
         model = Worker
 
     class Params:
-        silent = factory.Trait(last_seen_at=factory.LazyFunction(lambda: _ago(3600)))
+        silent = factory.Trait(last_seen_at=_Ago(3600))
         dead = factory.Trait(state=Worker.State.DEAD)
 
     id = factory.Sequence(lambda n: f"host:{1000 + n}:{n:08x}")
@@ -62,8 +81,8 @@ class WorkerFactory(_Factory):
     pid = factory.Sequence(lambda n: 1000 + n)
     queues = factory.LazyFunction(lambda: ["default"])
     lease = timedelta(seconds=30)
-    started_at = factory.LazyFunction(lambda: _ago(0))
-    last_seen_at = factory.LazyFunction(lambda: _ago(0))
+    started_at = _Ago(0)
+    last_seen_at = _Ago(0)
 
 
 class JobFactory(_Factory):
@@ -78,9 +97,7 @@ class JobFactory(_Factory):
         model = Job
 
     class Params:
-        scheduled = factory.Trait(
-            state=State.SCHEDULED.value, run_after=factory.LazyFunction(lambda: _ago(-3600))
-        )
+        scheduled = factory.Trait(state=State.SCHEDULED.value, run_after=_Ago(-3600))
         claimed = factory.Trait(state=State.CLAIMED.value, version=1, **_CLAIM)
         running = factory.Trait(state=State.RUNNING.value, version=2, **_EXECUTION)
         completed = factory.Trait(state=State.COMPLETED.value, **_FINISHED)
@@ -89,7 +106,7 @@ class JobFactory(_Factory):
 
     task = TASK
     max_attempts = 3
-    run_after = factory.LazyFunction(lambda: _ago(1))
+    run_after = _Ago(1)
 
 
 class JobEventFactory(_Factory):
@@ -115,6 +132,6 @@ class QueueFactory(_Factory):
         model = Queue
 
     class Params:
-        paused = factory.Trait(paused_at=factory.LazyFunction(lambda: _ago(0)))
+        paused = factory.Trait(paused_at=_Ago(0))
 
     name = factory.Sequence(lambda n: f"queue{n}")

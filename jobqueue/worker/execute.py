@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import timedelta
 from functools import cache
 from typing import Any, Final, Protocol
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils.module_loading import import_string
 
 from jobqueue import conf, db, exceptions
@@ -27,49 +29,63 @@ class Runnable(Protocol):
 
 
 def execute(job: Runnable, context: JobContext) -> Outcome:
-    """Run a job's handler in this thread and say what became of it. Never raises an ``Exception``.
+    """Run a job's handler in this thread and say what became of it. Never raises.
 
     A handler steers its outcome by raising ``Snooze``, ``Retry``, ``Fail`` or ``Cancel``; anything
-    else that it raises is a failed attempt, as is a handler that can't be imported and a result
-    that can't be stored.
+    else that it raises, ``SystemExit`` included, is a failed attempt, as is a handler that can't be
+    imported and a result that can't be stored.
     """
-    token = _current.set(context)
-    try:
-        db.before_job()
-        handler = _handler(job.task)
-        result = handler(*job.args, **job.kwargs)
-        return Completed(check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES))
-    except Exception as error:
-        return _outcome_of(error)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        # A handler that calls sys.exit() ends its attempt, not its worker.
-        return Retry(describe(error))
-    finally:
-        db.after_job()
-        _current.reset(token)
+    # In a copy, so that a language or a time zone that a handler activates ends with its job.
+    return copy_context().run(_run, job, context)
 
 
 def describe(error: BaseException) -> Error:
-    """Return an exception as the error of a failed attempt."""
+    """Return an exception as the error of a failed attempt. Never raises."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its message can't be shown)"
     lines = traceback.format_exception(error)
-    return Error(f"{type(error).__name__}: {error}".rstrip(": "), "".join(lines))
+    return Error(f"{type(error).__name__}: {text}".rstrip(": "), "".join(lines))
 
 
-def _outcome_of(error: Exception) -> Outcome:
+def _run(job: Runnable, context: JobContext) -> Outcome:
+    _current.set(context)
+    try:
+        _tidy(db.before_job)
+        handler = _handler(job.task)
+        result = handler(*job.args, **job.kwargs)
+        return Completed(check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES))
+    except BaseException as error:
+        return _outcome_of(error)
+    finally:
+        _tidy(db.after_job)
+
+
+def _tidy(work: Callable[[], None]) -> None:
+    """Tidy up connections; one that breaks at being closed is closed, and no fault of the job's."""
+    with suppress(Exception):
+        work()
+
+
+def _outcome_of(error: BaseException) -> Outcome:
     for kind, outcome_of in _STEERING.items():
         if isinstance(error, kind):
             try:
                 return outcome_of(error)
             except ValueError as invalid:
+                invalid.__cause__ = error  # which tells where in the handler
                 return Retry(describe(invalid))
     return Retry(describe(error))
 
 
+def _delay(value: Any) -> timedelta:
+    return conf.check_seconds(value, "delay", zero=True)
+
+
 _STEERING: Final[Mapping[type[Exception], Callable[[Any], Outcome]]] = {
-    exceptions.Snooze: lambda e: Snoozed(conf.check_seconds(e.delay, "delay", zero=True)),
-    exceptions.Retry: lambda e: Retry(
-        describe(e), None if e.delay is None else conf.check_seconds(e.delay, "delay", zero=True)
-    ),
+    exceptions.Snooze: lambda e: Snoozed(_delay(e.delay)),
+    exceptions.Retry: lambda e: Retry(describe(e), None if e.delay is None else _delay(e.delay)),
     exceptions.Fail: lambda e: Failed(describe(e)),
     exceptions.Cancel: lambda e: Cancelled(str(e)),
 }
@@ -78,4 +94,5 @@ _STEERING: Final[Mapping[type[Exception], Callable[[Any], Outcome]]] = {
 @cache
 def _handler(path: str) -> Callable[..., Any]:
     handler: Callable[..., Any] = import_string(path)
-    return async_to_sync(handler) if inspect.iscoroutinefunction(handler) else handler
+    is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
+    return async_to_sync(handler) if is_async else handler

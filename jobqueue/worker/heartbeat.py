@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from jobqueue import signals
@@ -20,8 +20,10 @@ BEATS_PER_LEASE = 3
 class Turns:
     """Claims and outcomes on their way keep a heartbeat from comparing, and the other way round.
 
-    Between a claim's COMMIT and its reply the database knows more than the loop does. The
-    heartbeat waits at the door, so a busy loop can't keep it out by coming back at once.
+    Between a claim's COMMIT and its reply the database knows more than the loop does. Who wants in
+    waits at the door, so a busy loop can't keep the heartbeat out by coming back at once. Who
+    can't get in within ``timeout`` seconds is given ``False``, and does without: a statement that
+    hangs on the one side must not wedge the other.
     """
 
     def __init__(self) -> None:
@@ -29,18 +31,7 @@ class Turns:
         self._room = threading.Lock()
 
     @contextmanager
-    def exchange(self) -> Iterator[None]:
-        """Held by the loop while it claims or settles."""
-        with self._door:
-            self._room.acquire()
-        try:
-            yield
-        finally:
-            self._room.release()
-
-    @contextmanager
-    def compare(self, timeout: float) -> Iterator[bool]:
-        """Held by the heartbeat; ``False`` if an exchange takes longer than ``timeout`` seconds."""
+    def _turn(self, timeout: float) -> Iterator[bool]:
         with self._door:
             entered = self._room.acquire(timeout=timeout)
         try:
@@ -48,6 +39,14 @@ class Turns:
         finally:
             if entered:
                 self._room.release()
+
+    def exchange(self, timeout: float) -> AbstractContextManager[bool]:
+        """Held by the loop while it claims or settles."""
+        return self._turn(timeout)
+
+    def compare(self, timeout: float) -> AbstractContextManager[bool]:
+        """Held by the heartbeat while it compares."""
+        return self._turn(timeout)
 
 
 class Heart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -16,10 +17,10 @@ from typing import Any, Protocol
 
 from jobqueue import db, signals
 from jobqueue.exceptions import LeaseLost
-from jobqueue.lifecycle import Heartbeat, Outcome, Released, Retry, Settled
+from jobqueue.lifecycle import Error, Heartbeat, Outcome, Released, Retry, Settled
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.execute import describe, execute
-from jobqueue.worker.heartbeat import Turns
+from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
 
 
 class Broker(Protocol):
@@ -73,7 +74,8 @@ class Loop:
     """Runs in one thread; handlers run in the executor's.
 
     A slot is free only once its outcome is written, so nothing is claimed that can't be run, and
-    an outcome is never dropped: while the database is in trouble it is kept and tried again.
+    no outcome is dropped: while the database is in trouble it is kept and tried again, until the
+    loop was told to stop and the grace is over.
     """
 
     def __init__(
@@ -85,23 +87,24 @@ class Loop:
         self.ticked = time.monotonic()
         self.lease_until = self.ticked + options.lease
         self.settled: Counter[str] = Counter()
+        self.claimed = 0
         self.abandoned = 0  # handlers that did not end within the grace
         self._executor = executor
         self._options = options
         self._held: dict[tuple[int, int], Execution] = {}
         # Its put() may be called from a signal handler; an Event's set() may not.
-        self._inbox: SimpleQueue[Execution | None] = SimpleQueue()
-        self._stopping = False
+        self._inbox: SimpleQueue[tuple[Execution, Outcome] | None] = SimpleQueue()
+        self._end_by = math.inf
         self._lease_lost = False
-        self._claimed = 0
+        self._in_doubt = False
         self._waits = db.waits()
         self._retry_at = 0.0
 
     # -- What other threads and signal handlers may call
 
     def stop(self) -> None:
-        """Claim no more, and end once what runs has been settled."""
-        self._stopping = True
+        """Claim no more, and end once what runs has been settled, or the grace is over."""
+        self._end_by = min(self._end_by, time.monotonic() + self._options.grace)
         self._inbox.put(None)
 
     def lose_lease(self) -> None:
@@ -111,9 +114,21 @@ class Loop:
             execution.context.tell_lost()
         self._inbox.put(None)
 
-    def held_jobs(self) -> dict[int, Any]:
-        """Return the jobs in hand by id; exact while ``turns`` keeps the loop from exchanging."""
-        return {e.job.pk: e.job for e in list(self._held.values()) if not e.lost}
+    def held_jobs(self) -> dict[int, Any] | None:
+        """Return the jobs in hand by id; exact while ``turns`` keeps the loop from exchanging.
+
+        ``None`` while it isn't known whether outcomes were written: a job of which the database
+        knows the end, and this worker not yet, is not one that somebody took.
+        """
+        if self._in_doubt:
+            return None
+        newest: dict[int, Execution] = {}
+        for execution in list(self._held.values()):  # in the order in which they were claimed
+            if not execution.lost:
+                if older := newest.get(execution.job.pk):
+                    older.context.tell_lost()
+                newest[execution.job.pk] = execution
+        return {pk: execution.job for pk, execution in newest.items()}
 
     def hear(self, heard: Heartbeat) -> None:
         """Pass on what a heartbeat learned."""
@@ -136,34 +151,64 @@ class Loop:
         while True:
             self.ticked = time.monotonic()
             self._flush()
+            if self.ticked > self.lease_until + self._beat:
+                # The heartbeat hangs: it should have renewed, or found that it can't, by now.
+                self.lose_lease()
             if self._lease_lost:
                 return Ended.LEASE_LOST
             limit = self._room()
-            if self._stopping or (limit == 0 and not self._held and self._is_spent()):
+            if self._is_stopping() or (limit == 0 and not self._held and self._is_spent()):
                 return Ended.STOPPED
             claimed = self._claim(limit) if limit else None
             if self._options.burst and claimed == 0 and not self._held:
                 return Ended.DRAINED
-            self._receive(self._options.poll * (0.75 + random.random() / 2))
+            self._receive(self._pause())
 
     def _drain(self) -> None:
-        """Wait for what runs, settle it, and hand back what doesn't end in time."""
-        deadline = time.monotonic() + self._options.grace
-        while self._held and (left := deadline - time.monotonic()) > 0:
-            self.ticked = time.monotonic()
+        """Wait for what runs, settle it, and give up what doesn't end within the grace.
+
+        Outcomes are kept until the database takes them, unless the loop was told to stop: then it
+        ends when the grace is over, after a last try.
+        """
+        patience = time.monotonic() + self._options.grace
+        while self._held:
+            self.ticked = now = time.monotonic()
+            is_last = now >= self._end_by
+            if is_last or now >= patience:
+                self._give_up()
+            if is_last:
+                self._retry_at = 0.0
             self._flush()
+            if is_last:
+                return
             if self._held:
-                self._receive(min(left, self._options.poll))
+                ends = [end - now for end in (patience, self._end_by) if end > now]
+                self._receive(min(self._pause(), *ends))
+
+    def _give_up(self) -> None:
+        """Decide what becomes of the jobs whose handlers have not ended."""
+        self._receive(0)
         for execution in self._held.values():
             if execution.outcome is None:
                 execution.context.tell_lost()
-                execution.outcome = Released("its worker was stopped")
+                # A lost lease costs the attempt, as it does when a sweep is there first: a job
+                # that wedges its worker must not come back for ever.
+                execution.outcome = (
+                    Released("its worker was stopped")
+                    if self._is_stopping()
+                    else Retry(Error("its worker lost its lease, and the handler did not end"))
+                )
                 self.abandoned += 1
-        self._retry_at = 0.0
-        self._flush()
+
+    @property
+    def _beat(self) -> float:
+        return self._options.lease / BEATS_PER_LEASE
+
+    def _is_stopping(self) -> bool:
+        return self._end_by < math.inf
 
     def _is_spent(self) -> bool:
-        return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
+        return self._options.max_jobs is not None and self.claimed >= self._options.max_jobs
 
     def _room(self) -> int:
         """How many jobs may be claimed now."""
@@ -172,12 +217,20 @@ class Loop:
             return 0
         room = self._options.slots - len(self._held)
         if self._options.max_jobs is not None:
-            room = min(room, self._options.max_jobs - self._claimed)
+            room = min(room, self._options.max_jobs - self.claimed)
         return max(room, 0)
+
+    def _pause(self) -> float:
+        """How long to wait for something to happen: never for so long as to look wedged."""
+        pause = min(self._options.poll * (0.75 + random.random() / 2), self._options.lease / 2)
+        until_retry = self._retry_at - time.monotonic()
+        return min(pause, until_retry) if until_retry > 0 else pause
 
     def _claim(self, limit: int) -> int | None:
         """Claim and begin up to ``limit`` jobs; return how many, ``None`` if it wasn't possible."""
-        with self.turns.exchange():
+        with self.turns.exchange(self._beat) as entered:
+            if not entered:
+                return None
             jobs = self._attempt("claim", lambda: self.broker.claim(self.worker_id, limit))
             executions = [self._take(job) for job in jobs or ()]
         for execution in executions:
@@ -186,37 +239,46 @@ class Loop:
         return None if jobs is None else len(executions)
 
     def _take(self, job: Any) -> Execution:
-        self._claimed += 1
+        self.claimed += 1
         context = JobContext(job.pk, job.task, job.attempt, job.version)
         execution = Execution(job, context)
         self._held[execution.key] = execution
+        if self._lease_lost:  # meanwhile, when nobody knew of this one
+            context.tell_lost()
         return execution
 
     def _finish(self, execution: Execution, future: Future[Outcome]) -> None:
         """Called in the executor's thread."""
         error = future.exception()
         outcome = Retry(describe(error)) if error else future.result()
-        # Handed back already, if the worker was stopped meanwhile.
-        execution.outcome = execution.outcome or outcome
-        self._inbox.put(execution)
+        self._inbox.put((execution, outcome))
 
     def _receive(self, timeout: float) -> None:
         """Wait until something happens, for ``timeout`` seconds at most, and take in all of it."""
         with suppress(Empty):
-            self._inbox.get(timeout=timeout)
+            self._take_in(self._inbox.get(timeout=timeout))
             while True:
-                self._inbox.get_nowait()
+                self._take_in(self._inbox.get_nowait())
+
+    def _take_in(self, message: tuple[Execution, Outcome] | None) -> None:
+        """Note an outcome; only here and in ``_give_up``, so that the first one stands."""
+        if message:
+            execution, outcome = message
+            execution.outcome = execution.outcome or outcome
 
     def _flush(self) -> None:
         """Write the outcomes that have come in; on trouble keep them for the next time."""
         done = [execution for execution in self._held.values() if execution.outcome is not None]
         if not done or time.monotonic() < self._retry_at:
             return
-        with self.turns.exchange():
+        with self.turns.exchange(self._beat) as entered:
+            if not entered:
+                return
             items = [(e.job, e.outcome) for e in done if not e.lost and e.outcome]
             results = items and self._attempt(
                 "settle", lambda: self.broker.settle(self.worker_id, items)
             )
+            self._in_doubt = results is None
             if results is None:
                 return
             for execution in done:

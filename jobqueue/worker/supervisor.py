@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import cast
 
-from django.db import router
+from django.db import Error, router
 
 from jobqueue import broker, conf, db, signals
 from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.worker.heartbeat import Heart
 from jobqueue.worker.loop import Broker, Ended, Loop, LoopOptions
-from jobqueue.worker.threads import DaemonThreadExecutor, Periodic
+from jobqueue.worker.threads import THREAD_PREFIX, DaemonThreadExecutor, Periodic
 
 SWEEP_JITTER = 0.1
+# How long the interpreter may wait for hung handlers' threads once all else is done.
+EXIT_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class WorkerProcess:
 
     options: WorkerOptions
     settled: Counter[str] = field(default_factory=Counter)
+    claimed: int = 0
+    abandoned: int = 0
     _stopping: bool = False
     _loop: Loop | None = None
 
@@ -72,36 +79,33 @@ class WorkerProcess:
         refused. A database that can't be reached is waited for.
         """
         using = self.options.using or router.db_for_write(Job)
-        verbs = ("claim", "heartbeat", "settle", "leave")
-        local = cast(
-            Broker,
-            SimpleNamespace(
-                **{verb: partial(getattr(broker, verb), using=using) for verb in verbs}
-            ),
-        )
+        options = self.options.loop_options()
         waits = db.waits()
-        pause = threading.Event()
         while not self._stopping:
+            began = time.monotonic()
             try:
-                worker_id = self._register(using)
-            except Exception as error:
+                worker_id = self._register(options, using)
+            except Error as error:
                 self._tell("register", "", error)
-                pause.wait(next(waits))
+                time.sleep(next(waits))
                 continue
             waits = db.waits()
             on_start(worker_id)
-            if self._work(local, worker_id, using) is not Ended.LEASE_LOST:
+            ended = self._work(worker_id, began, options, using)
+            if ended is not Ended.LEASE_LOST or self.claimed == self.options.max_jobs:
                 break
 
-    def _register(self, using: str) -> str:
-        options = self.options.loop_options()
+    def _register(self, options: LoopOptions, using: str) -> str:
         queues = self.options.queues or conf.get().worker_queues
-        return broker.register(queues, options.lease, options.slots, using=using).pk
+        return str(broker.register(queues, options.lease, options.slots, using=using).pk)
 
-    def _work(self, local: Broker, worker_id: str, using: str) -> Ended:
-        options = self.options.loop_options()
+    def _work(self, worker_id: str, began: float, options: LoopOptions, using: str) -> Ended:
+        local = _local_broker(using)
         executor = DaemonThreadExecutor(options.slots)
+        if options.max_jobs is not None:
+            options = replace(options, max_jobs=options.max_jobs - self.claimed)
         loop = Loop(local, worker_id, executor, options)
+        loop.lease_until = began + options.lease
         self._loop = loop
         if self._stopping:
             loop.stop()
@@ -109,12 +113,14 @@ class WorkerProcess:
         sweep = partial(self._sweep, worker_id, using)
         interval = conf.get().SWEEP_INTERVAL
         with (
-            Periodic(heart.beat, heart.interval, name="jobqueue-heartbeat"),
-            Periodic(sweep, interval, jitter=SWEEP_JITTER, name="jobqueue-sweep"),
+            Periodic(heart.beat, heart.interval, name=f"{THREAD_PREFIX}heartbeat"),
+            Periodic(sweep, interval, jitter=SWEEP_JITTER, name=f"{THREAD_PREFIX}sweep"),
         ):
             ended = loop.run()
         executor.shutdown(wait=not loop.abandoned)
         self.settled += loop.settled
+        self.claimed += loop.claimed
+        self.abandoned += loop.abandoned
         try:
             local.leave(worker_id)
         except Exception as error:
@@ -147,8 +153,11 @@ def stopping_on_signals(process: WorkerProcess) -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
+    heard: list[int] = []
+    threads = set(threading.enumerate())
 
     def handle(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
         process.stop()
@@ -159,3 +168,24 @@ def stopping_on_signals(process: WorkerProcess) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if heard and process.abandoned:
+        handlers_own = {t for t in threading.enumerate() if not t.name.startswith(THREAD_PREFIX)}
+        if handlers_own - threads:
+            _end_soon()
+
+
+def _end_soon() -> None:
+    """End the process, though the interpreter waits for threads that a hung handler started.
+
+    It doesn't wait for the worker's own; but it does for the one of an async handler's event loop,
+    and for any pool.
+    """
+
+    def end() -> None:
+        time.sleep(EXIT_PATIENCE)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+    threading.Thread(target=end, name=f"{THREAD_PREFIX}exit", daemon=True).start()

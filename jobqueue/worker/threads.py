@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 from jobqueue import db
 
+THREAD_PREFIX = "jobqueue-"
+# How long a call that hangs in the database may keep its worker from ending.
+STOP_PATIENCE = 5.0
+
 Result = TypeVar("Result")
 Task = tuple["Future[Any]", Callable[[], Any]]
 
@@ -25,7 +29,7 @@ class DaemonThreadExecutor(Executor):
     def __init__(self, max_workers: int) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, name=f"jobqueue-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"{THREAD_PREFIX}{number}", daemon=True)
             for number in range(max_workers)
         ]
         for thread in self._threads:
@@ -47,12 +51,18 @@ class DaemonThreadExecutor(Executor):
 
     def _work(self) -> None:
         while task := self._tasks.get():
-            future, work = task
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+            self._run(*task)
+            del task  # an idle thread keeps no job's arguments and results alive
         db.close_connections()
+
+    @staticmethod
+    def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 class Periodic:
@@ -80,7 +90,7 @@ class Periodic:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(STOP_PATIENCE)
 
     def _wait(self) -> float:
         return self._every * (1 + self._jitter * (2 * random.random() - 1))

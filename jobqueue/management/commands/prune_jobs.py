@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -34,12 +33,12 @@ class Command(JobQueueCommand):
 
     def handle(self, **options: Any) -> None:
         """Prune."""
-        bar = self.progress(None, "job")
-        with bar or nullcontext():
+        using = self.database(options)
+        with self.progress() as tick:
             report = prune_jobs(
                 options["older_than"],
                 batch_size=options["batch_size"],
-                using=self.database(options),
-                on_deleted=bar.update if bar is not None else None,
+                using=using,
+                on_deleted=tick,
             )
         self.print_report(report.as_dict(), as_json=options["as_json"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ from jobqueue.management.base import (
     queue_name,
 )
 from jobqueue.models import Job
-from jobqueue.sweep import BATCH_SIZE, SweepReport, sweep_stale_jobs
+from jobqueue.sweep import BATCH_SIZE, sweep_stale_jobs
 
 
 class Command(JobQueueCommand):
@@ -67,16 +67,16 @@ class Command(JobQueueCommand):
         """Sweep."""
         using = self.database(options)
         if options["interval"] is None:
-            self._end(self._sweep(using, options))
+            failure = self._sweep(using, options)
         else:
-            self._repeat(using, options)
+            failure = self._repeat(using, options)
+        if failure:
+            raise CommandError(failure)
 
-    def _sweep(self, using: str, options: dict[str, Any]) -> SweepReport:
+    def _sweep(self, using: str, options: dict[str, Any]) -> str:
+        """Sweep once and print the report; return what went wrong, if anything."""
         held = Job.objects.using(using).held().in_queues(options["queues"])
-        bar = self.progress(None, "job")
-        if bar is not None:
-            bar.reset(held.count())
-        with bar or nullcontext():
+        with self.progress(held.count) as tick:
             report = sweep_stale_jobs(
                 queues=options["queues"],
                 claimed_after=options["claimed_after"],
@@ -85,13 +85,13 @@ class Command(JobQueueCommand):
                 limit=options["limit"],
                 dry_run=options["dry_run"],
                 using=using,
-                on_examined=bar.update if bar is not None else None,
+                on_examined=tick,
             )
         self.print_report(report.as_dict(), as_json=options["as_json"])
         self.stdout.flush()
-        return report
+        return f"{report.errors} job(s) could not be settled; see the log." if report.errors else ""
 
-    def _repeat(self, using: str, options: dict[str, Any]) -> None:
+    def _repeat(self, using: str, options: dict[str, Any]) -> str:
         """Sweep until told to stop. An error ends one pass; the next may find it mended."""
         # Its put() may be called from a signal handler; an Event's set() may not.
         told: SimpleQueue[int] = SimpleQueue()
@@ -100,14 +100,10 @@ class Command(JobQueueCommand):
         while True:
             try:
                 db.revive(using)
-                last = self._sweep(using, options)
+                failure = self._sweep(using, options)
             except Exception as error:
-                last = SweepReport(errors=1)
-                self.stderr.write(self.style.ERROR(f"This sweep failed: {error}"))
+                failure = f"This sweep failed: {error}"
+                self.stderr.write(self.style.ERROR(failure))
             with suppress(Empty):
                 told.get(timeout=options["interval"])
-                return self._end(last)
-
-    def _end(self, report: SweepReport) -> None:
-        if report.errors:
-            raise CommandError(f"{report.errors} job(s) could not be settled; see the log.")
+                return failure
