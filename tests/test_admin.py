@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import connections
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobqueue import db, transitions
-from jobqueue.models import EventKind, Job, JobEvent, Worker
+from jobqueue.models import Job, Worker
 from jobqueue.querysets import PAYLOAD_COLUMNS
 from jobqueue.testing.factories import (
     JobEventFactory,
@@ -23,53 +20,20 @@ from jobqueue.testing.factories import (
     WorkerFactory,
 )
 from tests.asserting import stored
-from tests.servers import missing_engines
+from tests.site import JOBS, page, release, somebody, superuser, versions
 
-JOBS = "admin:jobqueue_job_changelist"
 XSS = "<script>alert('x')</script>"
 ESCAPED = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;"
 
 
 @pytest.fixture
 def client(alias: str) -> Client:
-    """A superuser at the admin."""
-    client = Client()
-    client.force_login(User.objects.create_superuser("ann"))
-    return client
-
-
-def somebody(*permissions: str) -> Client:
-    """Return the client of a member of staff with these permissions only."""
-    user = User.objects.create_user("bob", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
-def page(client: Client, name: str = JOBS, *args: Any, **query: Any) -> str:
-    response = client.get(reverse(name, args=args), query)
-    assert response.status_code == 200
-    return str(response.content.decode())
+    return superuser()
 
 
 def listed(client: Client, **query: Any) -> list[int]:
     ids = re.findall(r'name="_selected_action" value="(\d+)"', page(client, **query))
     return [int(pk) for pk in ids]
-
-
-def versions(html: str) -> dict[str, str]:
-    """Return the hidden fields by which the page carries the versions that it shows."""
-    return dict(re.findall(r'name="(_version_\d+)" value="(\d+)"', html))
-
-
-def release(client: Client, *jobs: Job, seen: dict[str, str], query: str = "") -> list[str]:
-    """Post the action as the page's form would; return what the next page tells."""
-    form = {"action": "release", "index": "0", "select_across": "0"}
-    form |= {"_selected_action": [str(job.pk) for job in jobs], **seen}  # type: ignore[dict-item]
-    response = client.post(reverse(JOBS) + query, form, follow=True)
-    assert response.status_code == 200
-    return [str(message) for message in response.context["messages"]]
 
 
 # -- what can be seen
@@ -166,6 +130,17 @@ def test_the_detail_page_tells_a_job_s_history(client: Client) -> None:
     _, _, form = html.partition('id="job_form"')
     fields = re.findall(r'<(?:input|textarea|select)[^>]* name="([\w-]+)"', form)
     assert {name for name in fields if not name.startswith("events-")} == {"csrfmiddlewaretoken"}
+
+
+def test_the_detail_page_asks_no_query_per_event(client: Client, alias: str) -> None:
+    job, counts = JobFactory(running=True), []
+    page(client, "admin:jobqueue_job_change", job.pk)  # content types are known from now on
+    for number in (1, 20):
+        JobEventFactory.create_batch(number, job=job)
+        with CaptureQueriesContext(connections[alias]) as queries:
+            page(client, "admin:jobqueue_job_change", job.pk)
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
 
 
 def test_workers_are_listed(client: Client) -> None:
@@ -283,126 +258,3 @@ def test_a_post_from_elsewhere_is_refused(client: Client) -> None:
     form = {"action": "release", "_selected_action": [job.pk], "index": 0}
     assert client.post(reverse(JOBS), form).status_code == 403
     assert stored(job)["state"] == "claimed"
-
-
-# -- release
-
-
-def test_claimed_and_stale_running_jobs_are_released(client: Client, alias: str) -> None:
-    claimed = JobFactory(claimed=True)
-    orphan = JobFactory(running=True)
-    WorkerFactory(id="alive")
-    overdue = JobFactory(
-        running=True,
-        claimed_by="alive",
-        timeout=timedelta(seconds=1),
-        attempted_at=db.now(alias) - timedelta(hours=1),
-    )
-
-    told = release(client, claimed, orphan, overdue, seen=versions(page(client)))
-
-    assert told == ["3 jobs were released."]
-    for job in (claimed, orphan, overdue):
-        row = Job.objects.get(pk=job.pk)
-        assert (row.state, row.claimed_by) == ("waiting", None)
-        event = row.events.get()
-        assert (event.kind, event.actor) == (EventKind.RELEASED, "admin ann")
-        assert event.message == "released in the admin"
-
-
-def test_a_job_that_runs_on_a_worker_that_lives_is_left_alone(client: Client) -> None:
-    WorkerFactory(id="alive")
-    jobs = JobFactory.create_batch(2, running=True, claimed_by="alive")
-    before = [stored(job) for job in jobs]
-
-    told = release(client, *jobs, seen=versions(page(client)))
-
-    assert told == ["2 jobs are running on workers that live, and were left alone."]
-    assert [stored(job) for job in jobs] == before
-
-
-@pytest.mark.parametrize("state", ["scheduled", "waiting", "completed", "failed", "cancelled"])
-def test_a_job_that_nobody_holds_is_left_alone(client: Client, state: str) -> None:
-    job = JobFactory(**({} if state == "waiting" else {state: True}))
-    before = stored(job)
-    told = release(client, job, seen=versions(page(client)))
-    assert told == ["1 job had moved on and was left alone."]
-    assert stored(job) == before
-
-
-def test_a_stale_page_releases_nothing_that_moved_on(client: Client) -> None:
-    """statianzo/que-web#28: between the page and the click, one finished and one was re-claimed."""
-    finished, reclaimed, deleted, still = JobFactory.create_batch(4, running=True)
-    seen = versions(page(client))
-    transitions.complete(finished, "done")
-    again = transitions.release(reclaimed)
-    transitions.claim(
-        [again.pk], "default", "other", db.now(again._state.db), start=True, using=again._state.db
-    )
-    Job.objects.filter(pk=deleted.pk).delete()
-    before = [stored(finished), stored(reclaimed)]
-
-    told = release(client, finished, reclaimed, deleted, still, seen=seen)
-
-    assert told == ["1 job was released.", "3 jobs had moved on and were left alone."]
-    assert [stored(finished), stored(reclaimed)] == before
-    assert stored(still)["state"] == "waiting"
-
-
-def test_a_job_that_left_the_page_s_filter_is_told_of(client: Client) -> None:
-    job = JobFactory(running=True)
-    query = "?state__exact=running"
-    seen = versions(page(client, state__exact="running"))
-    transitions.complete(job)
-    assert release(client, job, seen=seen, query=query) == [
-        "1 job had moved on and was left alone."
-    ]
-
-
-def test_all_jobs_of_all_pages_can_be_released(client: Client) -> None:
-    """The versions of those on other pages are unknown; these go by what is found."""
-    jobs = JobFactory.create_batch(55, claimed=True)
-    seen = versions(page(client))
-    assert len(seen) == 50
-
-    told = release(client, *jobs[5:], seen=seen | {"select_across": "1"})
-
-    assert told == ["55 jobs were released."]
-    assert not Job.objects.exclude(state="waiting").exists()
-
-
-@pytest.mark.parametrize("version", ["", "x", "²", "9" * 5000, "-1"])
-def test_a_version_that_is_nonsense_is_no_version(client: Client, version: str) -> None:
-    job = JobFactory(claimed=True)
-    told = release(client, job, seen={f"_version_{job.pk}": version})
-    assert told == ["1 job was released."]
-
-
-class ReplicaRouter:
-    """Reads from a replica, writes jobs to the primary."""
-
-    def db_for_read(self, model: type, **hints: Any) -> str:
-        return "default"
-
-    def db_for_write(self, model: type, **hints: Any) -> str:
-        return "postgresql" if model in (Job, JobEvent) else "default"
-
-    def allow_relation(self, *args: Any, **hints: Any) -> bool:
-        return True
-
-
-@pytest.mark.skipif("postgresql" in missing_engines(), reason="it takes two databases")
-@pytest.mark.django_db(transaction=True, databases=["default", "postgresql"])
-@override_settings(DATABASE_ROUTERS=[ReplicaRouter()])
-def test_a_release_goes_to_where_jobs_are_written() -> None:
-    """Not to the replica that the list was read from."""
-    replica, primary = (
-        JobFactory(using=using, id=7, claimed=True) for using in ("default", "postgresql")
-    )
-    client = Client()
-    client.force_login(User.objects.create_superuser("ann"))
-
-    assert release(client, replica, seen=versions(page(client))) == ["1 job was released."]
-
-    assert Job.objects.using("postgresql").get(pk=primary.pk).state == "waiting"
-    assert Job.objects.using("default").get(pk=replica.pk).state == "claimed"

@@ -148,6 +148,7 @@ def test_inside_a_transaction_nothing_is_tried_again(
     monkeypatch.setattr(db.time, "sleep", lambda wait: pytest.fail("tried again"))
     with other_connection(alias) as connection, use_connection(connection):
         if connection.vendor == "sqlite":
+            connection.ensure_connection()
             connection.transaction_mode = None  # or the lock would be missed at BEGIN already
         with open_elsewhere(alias, lambda: pause("a")):
             never_wait_for_locks(alias)

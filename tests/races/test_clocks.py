@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.checks import run_checks
 from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
@@ -16,6 +17,7 @@ from jobqueue.models import Job, Worker
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from jobqueue.testing.factories import TASK, JobFactory, WorkerFactory
 from tests.asserting import servers_only
+from tests.helpers import engine
 from tests.races.scenes import job_in, row
 
 SECOND = timedelta(seconds=1)
@@ -126,6 +128,20 @@ def test_now_is_what_django_stores(alias, zone, use_tz):
         assert Job.objects.get(pk=job.pk).claimed_at == now
         assert Job.objects.matching(job.pk, job.fingerprint).count() == 1
     connections[alias].close()
+
+
+@pytest.mark.parametrize("alias", [engine("mariadb")], indirect=True)
+@pytest.mark.parametrize("column", ["claimed_at", "attempted_at"])
+def test_times_without_fractions_are_refused_at_the_start(alias, column):
+    """delayed_job_active_record#95: no claim would find its own time again in such a column."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE jobqueue_job MODIFY {column} DATETIME(0) NULL")
+        try:
+            messages = run_checks(databases=[alias])
+        finally:
+            cursor.execute(f"ALTER TABLE jobqueue_job MODIFY {column} DATETIME(6) NULL")
+    assert [message for message in messages if message.is_serious() and column in message.msg]
+    assert not [message for message in run_checks(databases=[alias]) if message.is_serious()]
 
 
 # -- a host whose clock is wrong

@@ -210,11 +210,6 @@ def activate_french() -> None:
     translation.activate("fr")
 
 
-def tell_language() -> str | None:
-    """Return the active language."""
-    return translation.get_language()
-
-
 def _connection() -> Any:
     return connections[router.db_for_write(Job)]
 
