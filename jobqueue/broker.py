@@ -5,17 +5,41 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any, Final, Protocol
 
-from django.db import DataError, router
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    connections,
+    router,
+    transaction,
+)
 
-from jobqueue import __version__, conf, db, ledger, transitions
+from jobqueue import __version__, conf, db, fence, ledger, transitions
 from jobqueue import claim as claims
-from jobqueue.exceptions import InvalidJob, LeaseLost
-from jobqueue.lifecycle import Error, Heartbeat, Outcome, Released, Retry
+from jobqueue.exceptions import InvalidJob, JobQueueError, LeaseLost, TransitionConflict
+from jobqueue.fence import SettleResult
+from jobqueue.lifecycle import (
+    Completed,
+    Effects,
+    Error,
+    Heartbeat,
+    Outcome,
+    Released,
+    Report,
+    Retry,
+    Settled,
+    State,
+    Verb,
+)
 from jobqueue.models import Job, Worker
-from jobqueue.transitions import SettleResult
+
+# What can be wrong with one outcome, and so is no reason to hold up the others.
+UNSTORABLE: Final = (DataError, IntegrityError, InvalidJob)
 
 
 def register(
@@ -76,7 +100,7 @@ def claim(worker_id: str, limit: int, start: bool = True, using: str | None = No
 
 
 def heartbeat(
-    worker_id: str, held: Mapping[int, Job] | None = None, using: str | None = None
+    worker_id: str, held: Mapping[int, Job | None] | None = None, using: str | None = None
 ) -> Heartbeat:
     """Renew the lease and compare what the worker holds with what the database gives it.
 
@@ -86,7 +110,7 @@ def heartbeat(
             say, since a claim or an outcome is on its way. A job that names the worker but isn't
             in ``held`` is one whose claim's reply was lost: it is released, an attempt that had
             begun excused. One in ``held`` that the database no longer gives it is lost, which
-            leaves one event.
+            leaves one event. An id with ``None`` is not to be judged: its end is on its way.
         using: database alias; default ``router.db_for_write(Job)``.
 
     Raises:
@@ -102,16 +126,17 @@ def heartbeat(
     if held is None:
         return Heartbeat(cancel_requested=cancel)
     outcome = Released("its worker never learned of this claim")
-    unknown = [
-        (job, outcome)
-        for pk, job in rows.items()
-        if pk not in held or held[pk].version != job.version
-    ]
+    known = {pk: rows.get(pk) if job is None else job for pk, job in held.items()}
+    unknown = [(job, outcome) for pk, job in rows.items() if not _is_same(known.get(pk), job)]
     transitions.settle_many(unknown, actor=worker_id, using=using)
-    lost = [job for pk, job in held.items() if pk not in rows or rows[pk].version != job.version]
+    lost = [job for pk, job in held.items() if job and not _is_same(job, rows.get(pk))]
     for job in lost:
-        ledger.refuse(job, "hold", transitions.read(job.pk, using), None, using)
+        fence.refuse(job, "hold", None, using)
     return Heartbeat(cancel - {job.pk for job in lost}, frozenset(job.pk for job in lost))
+
+
+def _is_same(one: Job | None, other: Job | None) -> bool:
+    return one is not None and other is not None and one.version == other.version
 
 
 def settle(
@@ -128,17 +153,109 @@ def settle(
         raise InvalidJob(f"jobs {strangers} are not in the hands of worker {worker_id}")
     try:
         return transitions.settle_many(items, using=using)
-    except (DataError, InvalidJob):
+    except UNSTORABLE:
         return [_settle_storable(job, outcome, using) for job, outcome in items]
 
 
 def _settle_storable(job: Job, outcome: Outcome, using: str) -> SettleResult:
     try:
         (result,) = transitions.settle_many([(job, outcome)], using=using)
-    except (DataError, InvalidJob) as error:
+    except UNSTORABLE as error:
         reason = Retry(Error(f"the outcome can't be stored: {error}"))
         (result,) = transitions.settle_many([(job, reason)], using=using)
     return result
+
+
+def report(
+    worker_id: str, items: Sequence[tuple[Job, Report]], using: str | None = None
+) -> list[bool]:
+    """Write what running executions say about themselves; what can't be stored is left out.
+
+    Returns:
+        For each whether it is still this worker's; one that isn't leaves its event: it is lost.
+    """
+    using = _database(using)
+    return [_report_one(job, said, using) for job, said in items]
+
+
+def _report_one(job: Job, said: Report, using: str) -> bool:
+    try:
+        with suppress(DataError):
+            transitions.report(job, said, using=using)
+    except TransitionConflict:
+        return False
+    return True
+
+
+class Closing(Protocol):
+    """An execution that is being completed by its own handler."""
+
+    def last_words(self) -> Report | None:
+        """Return what it said and nobody has written yet."""
+
+    def committed(self) -> None:
+        """Called once the completion is committed, before the handler's own hooks."""
+
+    def refused(self) -> bool:
+        """Called when the job is no longer this execution's; return whether that is news."""
+
+
+@contextmanager
+def atomic(
+    worker_id: str, job: Job, closing: Closing, alias: str | None = None, using: str | None = None
+) -> Iterator[Effects]:
+    """Complete an execution in one transaction with the writes of the ``with`` block.
+
+    See ``JobContext.atomic``.
+
+    Raises:
+        TransitionConflict: the execution was superseded; the block was rolled back.
+        JobQueueError: ``alias`` isn't the job's database.
+        RuntimeError: called within a transaction, or with autocommit switched off.
+    """
+    using = _database(using)
+    if alias not in (None, using):
+        raise JobQueueError(
+            f"context.atomic() works on {using!r}, the database of job {job.pk}, not on {alias!r}"
+        )
+    connection = connections[using]
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise RuntimeError("context.atomic() can't commit while autocommit is switched off")
+    effects, deciding = Effects(), False
+    try:
+        with transaction.atomic(using=using, durable=True):
+            # The first hook to run, so that none of the handler's can keep it from running.
+            transaction.on_commit(closing.committed, using=using)
+            yield effects
+            deciding = True
+            if said := closing.last_words():
+                transitions.report(job, said, using=using)
+            _complete_once(job, effects.result, using)
+    except (TransitionConflict, DatabaseError) as error:
+        if deciding and _took_effect(job, using):
+            closing.committed()
+        elif deciding and isinstance(error, TransitionConflict) and closing.refused():
+            ledger.record(job, error, None, using)  # Its event was rolled back with the rest.
+        raise
+
+
+def _complete_once(job: Job, result: Any, using: str) -> None:
+    """Complete; that the job is completed already is no success, for this block would be twice."""
+    (settled,) = transitions.settle_many([(job, Completed(result))], using=using)
+    if settled.status == Settled.ALREADY_APPLIED:
+        raise ledger.conflict_of(job, Verb.COMPLETE, settled.job)
+    settled.unwrap()
+
+
+def _took_effect(job: Job, using: str) -> bool:
+    """Say whether only COMMIT's reply was lost; no, if that can't be found out."""
+    with suppress(DatabaseError):
+        found = fence.read(job.pk, _database(using))
+        return found is not None and (
+            (found.state, found.version, found.settled_version)
+            == (State.COMPLETED, job.version + 1, job.version)
+        )
+    return False
 
 
 def leave(worker_id: str, using: str | None = None) -> None:

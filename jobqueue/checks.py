@@ -9,7 +9,7 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 
-from jobqueue import conf
+from jobqueue import conf, db
 from jobqueue.models import Job
 
 
@@ -33,6 +33,27 @@ def check_databases(
             check = _ENGINES.get(connections[alias].vendor)
             messages += check(alias, connections[alias].settings_dict["OPTIONS"]) if check else ()
     return messages
+
+
+@register(Tags.database)
+def check_columns(
+    app_configs: Sequence[AppConfig] | None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """E002: a column can't hold the times that are written to it and compared."""
+    table = Job._meta.db_table
+    return [
+        Error(
+            f"DATABASES[{alias!r}]: {table} has columns that cut off microseconds: "
+            f"{', '.join(names)}. No claim would match what it wrote.",
+            hint="Change them to DATETIME(6).",
+            id="jobqueue.E002",
+        )
+        for alias in databases or ()
+        if router.allow_migrate_model(alias, Job)
+        and (names := db.columns_without_microseconds(alias, table))
+    ]
 
 
 def _check_sqlite(alias: str, options: dict[str, Any]) -> list[CheckMessage]:

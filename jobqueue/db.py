@@ -29,8 +29,11 @@ Rows = TypeVar("Rows", bound=QuerySet[Any])
 
 # SQLSTATE: serialization_failure, deadlock_detected, lock_not_available.
 _TRANSIENT_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
-# MySQL and MariaDB: lock wait timeout, deadlock, record changed since last read (snapshot mode).
-_TRANSIENT_ERRNOS: Final = frozenset({1205, 1213, 1020})
+# MySQL and MariaDB: lock wait timeout, deadlock, record changed since last read (snapshot mode),
+# lock not available at once.
+_TRANSIENT_ERRNOS: Final = frozenset({1205, 1213, 1020, 3572})
+# The part of them that says: somebody else has the lock, and waiting is over or wasn't wanted.
+_LOCK_REFUSED: Final = frozenset({"55P03", 1205, 3572})
 _SQLITE_LOCKED: Final = ("database is locked", "database table is locked")
 
 TRIES: Final = 6
@@ -167,20 +170,76 @@ def state_is(using: str, *states: str) -> Lookup[Any]:
     return In(column, sorted(map(str, states)))
 
 
+def columns_without_microseconds(using: str, table: str) -> list[str]:
+    """Name the columns of ``table`` that would cut off a part of the times written to them."""
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() "
+            "AND table_name = %s AND data_type = 'datetime' AND datetime_precision < 6 "
+            "ORDER BY ordinal_position",
+            [table],
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+
 # -- Locks
 
 
-def lock_rows(queryset: Rows, *, skip_locked: bool = False) -> Rows:
+def lock_rows(queryset: Rows, *, skip_locked: bool = False, nowait: bool = False) -> Rows:
     """Lock the chosen rows until the transaction ends, where the engine has row locks.
 
-    Elsewhere (SQLite) the one writer at a time is the lock.
+    Elsewhere (SQLite) the one writer at a time is the lock. Rows that somebody else has locked are
+    waited for, passed over (``skip_locked``), or an error (``nowait``; see ``is_lock_refused``).
     """
     features = connections[queryset.db].features
     if not features.has_select_for_update:
         return queryset
     return queryset.select_for_update(
-        skip_locked=skip_locked and features.has_select_for_update_skip_locked
+        skip_locked=skip_locked and features.has_select_for_update_skip_locked,
+        nowait=nowait and features.has_select_for_update_nowait,
     )
+
+
+_HOLDERS: Final = {
+    # A row's xmax is the transaction that has locked it, as long as it runs. Where that is a
+    # savepoint, which nothing tells once it is released, or a group of several, it is one of the
+    # sessions that have locked rows of the table.
+    "postgresql": (
+        "SELECT string_agg(told, ' or ') FROM (SELECT format('session %%s (%%s)', a.pid, concat_ws("
+        "', ', nullif(a.application_name, ''), a.state || ' since ' || a.state_change)) AS told, "
+        "x.pid IS NULL AS is_guess, bool_and(x.pid IS NULL) OVER () AS all_are "
+        "FROM {table} r CROSS JOIN pg_stat_activity a "
+        "LEFT JOIN pg_locks x ON x.pid = a.pid AND x.locktype = 'transactionid' AND x.granted "
+        "AND x.transactionid = r.xmax "
+        "WHERE r.id = %s AND a.datname = current_database() AND a.pid <> pg_backend_pid() "
+        "AND EXISTS (SELECT FROM pg_locks t WHERE t.pid = a.pid AND t.locktype = 'relation' "
+        "AND t.relation = r.tableoid AND t.mode IN ('RowShareLock', 'RowExclusiveLock')) "
+        "ORDER BY is_guess, a.xact_start LIMIT 5) AS s WHERE is_guess = all_are"
+    ),
+    "mysql": (
+        "SELECT CONCAT('thread ', trx_mysql_thread_id, ', the oldest open transaction, since ', "
+        "trx_started) FROM information_schema.innodb_trx "
+        "WHERE trx_mysql_thread_id <> CONNECTION_ID() AND %s ORDER BY trx_started LIMIT 1"
+    ),
+}
+
+
+def lock_holder(using: str, table: str, row_id: int) -> str:
+    """Say in whose hands a row's lock is, as far as the database tells; empty if it doesn't."""
+    connection = connections[using]
+    query = _HOLDERS.get(connection.vendor)
+    if query is None:
+        return "another process that is writing to the database file"
+    try:
+        with transaction.atomic(using=using), connection.cursor() as cursor:
+            cursor.execute(query.format(table=connection.ops.quote_name(table)), [row_id])
+            row = cursor.fetchone()
+    except DatabaseError:  # Some accounts may not look.
+        return ""
+    return row[0] if row else ""
 
 
 # -- Passing troubles
@@ -193,6 +252,13 @@ def is_transient(error: BaseException) -> bool:
         return True
     code = cause.args[0] if cause.args else None
     return code in _TRANSIENT_ERRNOS or (isinstance(code, str) and code.startswith(_SQLITE_LOCKED))
+
+
+def is_lock_refused(error: BaseException) -> bool:
+    """Say whether the error is just that somebody else has a row's lock."""
+    cause = error.__cause__ or error
+    code = cause.args[0] if cause.args else None
+    return getattr(cause, "sqlstate", None) in _LOCK_REFUSED or code in _LOCK_REFUSED
 
 
 def can_go_on(using: str) -> bool:
@@ -244,25 +310,36 @@ def in_transaction(using: str, work: Callable[[], Result]) -> Result:
     return retry_transient(using, attempt)
 
 
-# -- Connections of the current thread
+# -- Connections of the current thread. One that breaks at being closed is closed.
 
 
 def before_job() -> None:
     """Do what Django does when a request starts: drop connections that are old or broken."""
     for connection in connections.all(initialized_only=True):
-        connection.close_if_unusable_or_obsolete()
-
-
-def after_job() -> None:
-    """Do what Django does when a request ends, and discard a connection left in a transaction."""
-    for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block:
-            with suppress(DatabaseError):
-                connection.close()
-            # The wrapper remembers the block that nobody left; the next job gets a new one.
-            del connections[connection.alias]
-        else:
+        with suppress(Exception):
             connection.close_if_unusable_or_obsolete()
+
+
+def after_job() -> list[str]:
+    """Do what Django does when a request ends; end whatever transaction the job left open.
+
+    Returns:
+        The aliases on which it had left an ``atomic`` block open. What it wrote there is undone.
+    """
+    left_open = []
+    for connection in connections.all(initialized_only=True):
+        with suppress(Exception):
+            if connection.in_atomic_block:
+                left_open.append(connection.alias)
+                # The wrapper remembers the block that nobody left; the next job gets a new one.
+                del connections[connection.alias]
+                connection.close()
+            elif connection.connection is not None:
+                # One that was begun behind Django's back.
+                with connection.wrap_database_errors:
+                    connection.connection.rollback()
+                connection.close_if_unusable_or_obsolete()
+    return left_open
 
 
 def revive(using: str) -> None:
@@ -275,10 +352,13 @@ def revive(using: str) -> None:
         return
     if connection.connection is not None and connection.is_usable():
         connection.errors_occurred = False
-    else:
+        return
+    with suppress(Exception):
         connection.close()
 
 
 def close_connections() -> None:
     """Close all of this thread's connections, before it ends."""
-    connections.close_all()
+    for connection in connections.all(initialized_only=True):
+        with suppress(Exception):
+            connection.close()

@@ -150,16 +150,37 @@ def _build(spec: Mapping[str, Any], using: str, clock: Callable[[], datetime]) -
     if run_after is None and db.tells_default_times(using):
         return Job(**columns)
     now = clock()
-    run_after = now if run_after is None else run_after
-    if isinstance(run_after, timedelta):
-        run_after = now + run_after
-    if abs(run_after - now) > conf.MAX_DURATION:
-        limit = f"{conf.MAX_DURATION.days:,} days"
-        raise InvalidJob(
-            f"{spec['task']!r:.300}: run_after must be within {limit} of now: {run_after}"
-        )
+    try:
+        run_after = now if run_after is None else _moment(run_after, now)
+    except ValueError as error:
+        raise InvalidJob(f"{spec['task']!r:.300}: {error}") from None
     state = State.SCHEDULED if run_after > now else State.WAITING
     return Job(**columns, state=state, run_after=run_after, enqueued_at=now)
+
+
+def check_edit(changes: Mapping[str, Any], using: str) -> dict[str, Any]:
+    """Return new values of a queued job's columns as they are stored.
+
+    Raises:
+        InvalidJob: there are none, or one can't be stored; the message names it.
+    """
+    if not changes:
+        raise InvalidJob("there is nothing to edit")
+    try:
+        checked = {name: _COLUMNS[name](value) for name, value in changes.items()}
+        if "run_after" in checked:
+            checked["run_after"] = _moment(checked["run_after"], db.now(using))
+    except ValueError as error:
+        raise InvalidJob(str(error)) from None
+    return checked
+
+
+def _moment(run_after: datetime | timedelta, now: datetime) -> datetime:
+    moment = now + run_after if isinstance(run_after, timedelta) else run_after
+    if abs(moment - now) > conf.MAX_DURATION:
+        limit = f"{conf.MAX_DURATION.days:,} days"
+        raise ValueError(f"run_after must be within {limit} of now: {moment}")
+    return moment
 
 
 def _task(value: Any) -> str:

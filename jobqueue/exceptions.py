@@ -41,8 +41,10 @@ class TransitionConflict(JobQueueError):
     """The job is no longer what the caller decided on; nothing was written.
 
     ``expected`` is the fingerprint that the caller had, or the version where that was all;
-    ``found`` is ``None`` when the row is gone.
+    ``found`` is ``None`` when the row is gone, and ``tries`` how often it was tried.
     """
+
+    tries = 1
 
     def __init__(
         self,
@@ -58,6 +60,21 @@ class TransitionConflict(JobQueueError):
         self.verb = verb
         self.expected = expected
         self.found = found
+
+
+class JobBusy(JobQueueError):
+    """A job could not be locked or written, try after try, because of other transactions.
+
+    ``holder`` says who to look for, where the database tells; ``__cause__`` is its last error.
+    """
+
+    def __init__(self, job_id: int, tries: int, reason: str, holder: str) -> None:
+        look = f" Look for {holder}." if holder else ""
+        when = f"in each of {tries} tries" if tries > 1 else "when it was tried"
+        super().__init__(f"Job {job_id} was busy {when}: {reason}.{look}")
+        self.job_id = job_id
+        self.tries = tries
+        self.holder = holder
 
 
 class LeaseLost(JobQueueError):

@@ -7,7 +7,7 @@ checker and read by a person without a database.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -118,9 +118,10 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The handler returned ``result`` (JSON)."""
+    """The handler returned ``result`` (JSON), or a coordinator gives it for ``reason``."""
 
     result: Any = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +184,39 @@ class Heartbeat:
 
     cancel_requested: frozenset[int] = field(default_factory=frozenset)
     lost: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the block of ``context.atomic()`` hands over: the job's ``result`` (JSON)."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a running execution says about itself; each part may be missing."""
+
+    percent: int | None = None
+    note: str = ""
+    checkpoint: Any = None
+    has_checkpoint: bool = False
+
+    def with_progress(self, percent: int, note: str) -> Report:
+        """Return this with a figure and its note, unless it has a higher one."""
+        if self.percent is not None and percent < self.percent:
+            return self
+        return replace(self, percent=percent, note=note)
+
+    def with_checkpoint(self, value: Any) -> Report:
+        """Return this with a checkpoint in the place of any that it has."""
+        return replace(self, checkpoint=value, has_checkpoint=True)
+
+    def over(self, older: Report) -> Report:
+        """Return what is known if ``older`` was said before this."""
+        merged = older
+        if self.has_checkpoint:
+            merged = merged.with_checkpoint(self.checkpoint)
+        if self.percent is not None:
+            merged = merged.with_progress(self.percent, self.note)
+        return merged

@@ -164,7 +164,8 @@ class Job(models.Model):
             UnfencedWrite: always.
         """
         raise UnfencedWrite(
-            f"Job {self.pk} can't be deleted like that: use jobqueue.sweep.prune_jobs."
+            f"Job {self.pk} can't be deleted like that: use jobqueue.coordinator.delete "
+            "or jobqueue.sweep.prune_jobs."
         )
 
     @property
@@ -193,12 +194,16 @@ class Job(models.Model):
 class EventKind(models.TextChoices):
     """The kinds of exceptional history."""
 
+    COMPLETED = "completed", _("completed by a coordinator")
     FAILED = "failed", _("failed")
     RETRIED = "retried", _("retried")
     RESCUED = "rescued", _("rescued")
     RELEASED = "released", _("released")
     SNOOZED = "snoozed", _("snoozed")
+    CANCEL_REQUESTED = "cancel requested", _("cancel requested")
     CANCELLED = "cancelled", _("cancelled")
+    RERUN = "rerun", _("rerun")
+    EDITED = "edited", _("edited")
     CONFLICT = "conflict", _("rejected write")
 
 

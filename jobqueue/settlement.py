@@ -27,8 +27,9 @@ from jobqueue.lifecycle import (
     is_allowed,
 )
 from jobqueue.models import EventKind, Job
-from jobqueue.payload import check_payload
+from jobqueue.payload import check_payload, check_text
 
+MAX_NOTE: Final = 1000
 NO_CLAIM: Final[Mapping[str, Any]] = {"claimed_by": None, "claimed_at": None}
 
 
@@ -36,7 +37,7 @@ NO_CLAIM: Final[Mapping[str, Any]] = {"claimed_by": None, "claimed_at": None}
 class Write:
     """One way for a verb to be written: its columns, its own condition, and its event if any."""
 
-    verb: Verb
+    verb: str
     changes: dict[str, Any]
     kind: EventKind | None = None
     message: str = ""
@@ -58,7 +59,9 @@ def verb_of(job: Job, outcome: Outcome) -> Verb:
     return verb
 
 
-def plan(job: Job, outcome: Outcome, now: datetime, *, rescue: bool = False) -> tuple[Write, ...]:
+def plan(
+    job: Job, outcome: Outcome, now: datetime, *, by_owner: bool = True, rescue: bool = False
+) -> tuple[Write, ...]:
     """Return the writes that settle ``job``, in the order in which to try them.
 
     Whether a cancel request wins over a setback is the condition of one write or the other, and
@@ -68,20 +71,25 @@ def plan(job: Job, outcome: Outcome, now: datetime, *, rescue: bool = False) -> 
         job: the row as it was decided on.
         outcome: what became of its execution.
         now: the database's clock.
+        by_owner: whether the execution's own worker writes this; a completion by anybody else is
+            out of the ordinary, and leaves an event.
         rescue: whether a sweep writes this, for an executor that is gone.
 
     Raises:
         TransitionNotAllowed: the verb doesn't fit the state in hand.
         InvalidJob: a result can't be stored.
     """
-    if verb_of(job, outcome) == Verb.FAIL and isinstance(outcome, Retry):
+    verb = verb_of(job, outcome)
+    require(job, verb)
+    if verb == Verb.FAIL and isinstance(outcome, Retry):
         outcome = Failed(outcome.error)
     _, columns = _PLANS[type(outcome)]
     write = columns(job, outcome, now)
-    require(job, write.verb)
+    if not by_owner and write.kind is None:
+        write = replace(write, kind=EventKind.COMPLETED)
     if rescue and write.kind in (EventKind.RETRIED, EventKind.RELEASED):
         write = replace(write, kind=EventKind.RESCUED)
-    if not RULES[write.verb].yields_to_cancel:
+    if not RULES[verb].yields_to_cancel:
         return (write,)
     return (
         replace(write, where=Q(cancel_requested_at__isnull=True)),
@@ -106,7 +114,8 @@ def _complete(job: Job, outcome: Completed, now: datetime) -> Write:
         result = check_payload(outcome.result, "result", limit)
     except ValueError as error:
         raise InvalidJob(f"Job {job.pk}: {error}") from None
-    return Write(Verb.COMPLETE, {**_finished(State.COMPLETED, now), "result": result})
+    changes = {**_finished(State.COMPLETED, now), "result": result}
+    return Write(Verb.COMPLETE, changes, message=outcome.reason)
 
 
 def _fail(job: Job, outcome: Failed, now: datetime) -> Write:
@@ -172,6 +181,61 @@ _PLANS: Final[Mapping[type[Outcome], tuple[Verb, Callable[..., Write]]]] = {
     Released: (Verb.RELEASE, _release),
     Cancelled: (Verb.CANCEL, _cancel),
 }
+
+
+def plan_rerun(job: Job, now: datetime, reason: str) -> Write:
+    """Return the write that makes a finished job wait again, as if it had not run.
+
+    What its owner last settled moves into the event, for one that still asks (see
+    ``fence.is_already_applied``). The checkpoint of a job that was completed is of no use to the
+    next run; that of any other tells it where to go on.
+    """
+    require(job, Verb.RERUN)
+    changes: dict[str, Any] = {
+        "state": State.WAITING,
+        "run_after": now,
+        "finished_at": None,
+        "result": None,
+        "progress": 0,
+        "progress_note": "",
+        "cancel_requested_at": None,
+        "settled_version": None,
+        **NO_CLAIM,
+    }
+    if job.is_budget_spent:
+        changes["max_attempts"] = job.failures + 1
+    if job.state == State.COMPLETED:
+        changes["checkpoint"] = None
+    detail = {"settled_version": job.settled_version}
+    return Write(Verb.RERUN, changes, EventKind.RERUN, reason, detail)
+
+
+def plan_edit(job: Job, changes: Mapping[str, Any], reason: str) -> Write:
+    """Return the write that changes the columns of a queued job, and says what they were."""
+    require(job, Verb.EDIT)
+    detail = {name: f"{getattr(job, name)} -> {value}" for name, value in changes.items()}
+    return Write(Verb.EDIT, dict(changes), EventKind.EDITED, reason, detail)
+
+
+def check_progress(job_id: int, percent: Any, note: Any) -> None:
+    """Raise ``InvalidJob`` unless these can be stored as a job's progress."""
+    try:
+        conf.check_integer(percent, "progress", 0, 100)
+        if not isinstance(note, str):
+            raise ValueError(f"the progress note must be text, not {note!r:.80}")
+        check_text(note, "the progress note")
+        if len(note) > MAX_NOTE:
+            raise ValueError(f"the progress note has {len(note):,} of {MAX_NOTE:,} characters")
+    except ValueError as error:
+        raise InvalidJob(f"Job {job_id}: {error}") from None
+
+
+def check_checkpoint(job_id: int, value: Any) -> Any:
+    """Return ``value`` as the JSON that will be read back, or raise ``InvalidJob``."""
+    try:
+        return check_payload(value, "the checkpoint", conf.get().MAX_PAYLOAD_BYTES)
+    except ValueError as error:
+        raise InvalidJob(f"Job {job_id}: {error}") from None
 
 
 def as_delay(value: timedelta | float) -> timedelta:

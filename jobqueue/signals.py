@@ -20,7 +20,7 @@ logger = logging.getLogger("jobqueue")
 
 # sender=Job; job: as written; verb: what was asked for; from_state; actor.
 job_transitioned = Signal()
-# sender=Job; error: a TransitionConflict; actor.
+# sender=Job; job: as it was decided on; error: a TransitionConflict; actor.
 write_refused = Signal()
 # sender=Worker; worker_id.
 worker_declared_dead = Signal()

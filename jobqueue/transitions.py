@@ -1,4 +1,6 @@
-"""Every write to a job after its birth, fenced: the only module that updates or deletes ``Job``.
+"""The verbs: every write to a job after its birth, fenced.
+
+This and ``fence``, which holds the one compare-and-update, alone update or delete ``Job``.
 
 A verb takes the copy of the row that the caller decided on and returns a new copy; the one in hand
 stays what it was. Without an ``actor`` the write is that of the execution's own worker; others
@@ -8,18 +10,16 @@ name themselves.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import router
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 
-from jobqueue import db, ledger, signals
-from jobqueue.conf import check_integer
-from jobqueue.exceptions import InvalidJob, TransitionConflict, TransitionNotAllowed
+from jobqueue import db, fence, ledger
+from jobqueue.exceptions import TransitionNotAllowed
+from jobqueue.fence import SettleResult
 from jobqueue.lifecycle import (
     FINAL,
     Cancelled,
@@ -28,28 +28,24 @@ from jobqueue.lifecycle import (
     Failed,
     Outcome,
     Released,
+    Report,
     Retry,
-    Settled,
     Snoozed,
     State,
     Verb,
 )
-from jobqueue.models import Job, JobEvent
-from jobqueue.payload import check_text
-from jobqueue.settlement import Write, as_delay, plan, require, verb_of
-
-MAX_NOTE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SettleResult:
-    """What became of one outcome: ``job`` as it now is, or the ``conflict`` that kept it out."""
-
-    job_id: int
-    status: Settled
-    job: Job | None = None
-    conflict: TransitionConflict | None = None
-
+from jobqueue.models import EventKind, Job, JobEvent
+from jobqueue.settlement import (
+    Write,
+    as_delay,
+    check_checkpoint,
+    check_progress,
+    plan,
+    plan_edit,
+    plan_rerun,
+    require,
+    verb_of,
+)
 
 # -- Verbs, one at a time
 
@@ -61,12 +57,12 @@ def start(job: Job, *, using: str | None = None) -> Job:
         TransitionNotAllowed: ``job`` isn't claimed.
         TransitionConflict: it is no longer this claim's, and must not be run.
     """
-    using = database_of(job, using)
+    using = fence.database_of(job, using)
     require(job, Verb.START)
     changes = {"state": State.RUNNING, "attempt": job.attempt + 1, "attempted_at": db.now(using)}
-    if not db.retry_transient(using, lambda: _update(job, changes, Q(), using)):
-        raise ledger.refuse(job, Verb.START, read(job.pk, using), None, using)
-    return _announce(job, Write(Verb.START, changes), None, using)
+    if not db.retry_transient(using, lambda: fence.update(job, changes, Q(), using)):
+        raise fence.refuse(job, Verb.START, None, using)
+    return fence.announce(job, Write(Verb.START, changes), None, using)
 
 
 def complete(
@@ -83,14 +79,14 @@ def complete(
         DatabaseError: the database failed. Where it can't be known whether the write took effect
             (COMMIT's reply was lost), the executor finds out by calling again.
     """
-    return _settle(job, Completed(result), actor, using)
+    return settle(job, Completed(result), actor=actor, using=using)
 
 
 def fail(
     job: Job, error: Error | str = "", *, actor: str | None = None, using: str | None = None
 ) -> Job:
     """Finish without success, whatever is left of the budget: running -> failed."""
-    return _settle(job, Failed(_as_error(error)), actor, using)
+    return settle(job, Failed(_as_error(error)), actor=actor, using=using)
 
 
 def retry(
@@ -107,28 +103,36 @@ def retry(
     job is waiting at once.
     """
     wait = None if delay is None else as_delay(delay)
-    return _settle(job, Retry(_as_error(error), wait), actor, using)
+    return settle(job, Retry(_as_error(error), wait), actor=actor, using=using)
 
 
 def snooze(
     job: Job, delay: timedelta | float, *, actor: str | None = None, using: str | None = None
 ) -> Job:
     """Put the job off by ``delay``; the attempt is excused: running -> scheduled."""
-    return _settle(job, Snoozed(as_delay(delay)), actor, using)
+    return settle(job, Snoozed(as_delay(delay)), actor=actor, using=using)
 
 
 def release(
     job: Job, reason: str = "", *, actor: str | None = None, using: str | None = None
 ) -> Job:
     """Hand the job back: claimed or running -> waiting. An attempt that had begun is excused."""
-    return _settle(job, Released(reason), actor, using)
+    return settle(job, Released(reason), actor=actor, using=using)
 
 
 def cancel(
     job: Job, reason: str = "", *, actor: str | None = None, using: str | None = None
 ) -> Job:
     """Finish a job that is not to be done: any state that isn't final -> cancelled."""
-    return _settle(job, Cancelled(reason), actor, using)
+    return settle(job, Cancelled(reason), actor=actor, using=using)
+
+
+def settle(
+    job: Job, outcome: Outcome, *, actor: str | None = None, using: str | None = None
+) -> Job:
+    """Write one outcome; the verbs above by their values. The errors are those of ``complete``."""
+    (result,) = settle_many([(job, outcome)], actor=actor, using=using)
+    return result.unwrap()
 
 
 def settle_many(
@@ -159,24 +163,59 @@ def settle_many(
         return []
     for job, outcome in batch:
         require(job, verb_of(job, outcome))
-    using = database_of(batch[0][0], using)
+    using = fence.database_of(batch[0][0], using)
     now = db.now(using)
-    plans = [(job, plan(job, outcome, now, rescue=rescue)) for job, outcome in batch]
-    # In the order of ids, so that two batches never wait for each other crosswise.
-    order = sorted(range(len(plans)), key=lambda index: plans[index][0].pk)
+    by_owner = actor is None
+    plans = [
+        (job, plan(job, outcome, now, by_owner=by_owner, rescue=rescue)) for job, outcome in batch
+    ]
+    return fence.apply(plans, actor, using, quiet=rescue)
 
-    def work() -> dict[int, Write | None]:
-        done = {index: _write(*plans[index], actor, using) for index in order}
-        events = [
-            ledger.event(plans[index][0], write, actor)
-            for index, write in done.items()
-            if write and write.kind
-        ]
-        JobEvent.objects.using(using).bulk_create(events)
-        return done
 
-    done = db.in_transaction(using, work)
-    return [_result(*plans[index], done[index], actor, using) for index in range(len(plans))]
+# -- Verbs of coordinators alone
+
+
+def rerun(job: Job, reason: str = "", *, actor: str, using: str | None = None) -> Job:
+    """Make a finished job wait again: completed, failed or cancelled -> waiting.
+
+    Its result, progress and claim are cleared, and its budget is raised by one attempt if it is
+    spent. The errors are those of ``complete``.
+    """
+    using = fence.database_of(job, using)
+    write = plan_rerun(job, db.now(using), reason)
+    return _apply_one(job, write, actor, using)
+
+
+def edit(
+    job: Job, changes: Mapping[str, Any], reason: str = "", *, actor: str, using: str | None = None
+) -> Job:
+    """Change columns of a job that is scheduled or waiting. The errors are those of ``complete``.
+
+    ``changes`` may have ``queue``, ``priority``, ``run_after`` and ``max_attempts``.
+    """
+    using = fence.database_of(job, using)
+    return _apply_one(job, plan_edit(job, changes, reason), actor, using)
+
+
+def delete(job: Job, *, actor: str, using: str | None = None) -> None:
+    """Delete a finished job and its history.
+
+    Raises:
+        TransitionNotAllowed: the job isn't in a final state.
+        TransitionConflict: it is no longer what ``job`` says; it stays.
+    """
+    using = fence.database_of(job, using)
+    require(job, Verb.DELETE)
+    row = Job.objects.using(using).matching(job.pk, job.fingerprint)
+
+    def work() -> int:
+        if not db.lock_rows(row).values_list("pk", flat=True).first():
+            return 0
+        JobEvent.objects.using(using).filter(job_id=job.pk)._raw_delete(using)
+        return row._raw_delete(using) or 0
+
+    if not db.in_transaction(using, work):
+        raise fence.refuse(job, Verb.DELETE, actor, using)
 
 
 # -- Claims and promotions: what they rest on, state and time, stands in the statement itself
@@ -230,7 +269,9 @@ def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
 
 
 def record_progress(job: Job, percent: int, note: str = "", *, using: str | None = None) -> None:
-    """Report how far a running job has come, in whole percent; the figure never falls.
+    """Say how far a running job has come, in whole percent; the figure never falls.
+
+    The note is that of the highest figure: one that comes late with a lower one is dropped.
 
     Raises:
         InvalidJob: ``percent`` isn't 0 to 100, or ``note`` can't be stored or has more than
@@ -238,18 +279,37 @@ def record_progress(job: Job, percent: int, note: str = "", *, using: str | None
         TransitionNotAllowed: ``job`` isn't running.
         TransitionConflict: this execution is over; nothing was written.
     """
-    try:
-        check_integer(percent, "progress", 0, 100)
-        check_text(note, "the progress note")
-        if len(note) > MAX_NOTE:
-            raise ValueError(f"the progress note has {len(note):,} of {MAX_NOTE:,} characters")
-    except ValueError as error:
-        raise InvalidJob(f"Job {job.pk}: {error}") from None
-    changes = {"progress": Greatest(F("progress"), percent), "progress_note": note}
-    _update_within(job, "progress", changes, None, using)
+    check_progress(job.pk, percent, note)
+    report(job, Report(percent, note), using=using)
 
 
-def request_cancel(job: Job, *, actor: str, using: str | None = None) -> None:
+def checkpoint(job: Job, value: Any, *, using: str | None = None) -> None:
+    """Store where a running job can go on if it is interrupted: JSON, read by its next attempt.
+
+    Raises:
+        InvalidJob: ``value`` can't be stored.
+        TransitionNotAllowed, TransitionConflict: as for ``record_progress``.
+    """
+    value = check_checkpoint(job.pk, value)
+    report(job, Report(checkpoint=value, has_checkpoint=True), using=using)
+
+
+def report(job: Job, said: Report, *, using: str | None = None) -> None:
+    """Write a report, checked before, of a running execution. The errors are the same."""
+    changes: dict[str, Any] = {}
+    verb = "checkpoint" if said.percent is None else "progress"
+    if said.percent is not None:
+        # The note looks at the old figure, and MySQL assigns from left to right: so it is first.
+        is_highest = When(progress__lte=said.percent, then=Value(said.note))
+        note = Case(is_highest, default=F("progress_note"), output_field=TextField())
+        changes["progress_note"] = note
+        changes["progress"] = Greatest(F("progress"), said.percent)
+    if said.has_checkpoint:
+        changes["checkpoint"] = said.checkpoint
+    _update_within(job, verb, changes, None, using)
+
+
+def request_cancel(job: Job, reason: str = "", *, actor: str, using: str | None = None) -> Job:
     """Ask a running job to stop: unless it succeeds all the same, it will end as cancelled.
 
     Asking again changes nothing.
@@ -258,10 +318,15 @@ def request_cancel(job: Job, *, actor: str, using: str | None = None) -> None:
         TransitionNotAllowed: ``job`` isn't running.
         TransitionConflict: this execution is over; nothing was written.
     """
-    _require_running(job, "request cancel")
-    now = db.now(database_of(job, using))
+    event = Write("request cancel", {}, EventKind.CANCEL_REQUESTED, reason)
+    _require_running(job, event.verb)
+    using = fence.database_of(job, using)
+    now = db.now(using)
     changes = {"cancel_requested_at": Coalesce(F("cancel_requested_at"), now)}
-    _update_within(job, "request cancel", changes, actor, using)
+    _update_within(job, event.verb, changes, actor, using, event)
+    after = copy.copy(job)
+    after.cancel_requested_at = job.cancel_requested_at or now
+    return after
 
 
 # -- Deletion
@@ -284,35 +349,12 @@ def delete_finished(job_ids: Sequence[int], before: datetime, *, using: str) -> 
     return db.in_transaction(using, work)
 
 
-# -- The one primitive, and what follows from its answer
+# -- What the above have in common
 
 
-def database_of(job: Job, using: str | None) -> str:
-    """The alias to write to: the one named, the one the job was read from, or the router's."""
-    return using or job._state.db or router.db_for_write(Job)
-
-
-def _update(job: Job, changes: dict[str, Any], where: Q, using: str) -> bool:
-    fence = Job.objects.using(using).matching(job.pk, job.fingerprint).filter(where)
-    return fence.update(version=F("version") + 1, **changes) == 1
-
-
-def _write(job: Job, writes: Sequence[Write], actor: str | None, using: str) -> Write | None:
-    """Return the write that matched, if any did."""
-    # Only the owner's: a late owner must not take another's write for its own lost COMMIT.
-    mark = {"settled_version": job.version} if actor is None else {}
-    for write in writes:
-        if _update(job, write.changes | mark, write.where, using):
-            return write
-    return None
-
-
-def _settle(job: Job, outcome: Outcome, actor: str | None, using: str | None) -> Job:
-    (result,) = settle_many([(job, outcome)], actor=actor, using=using)
-    if result.conflict:
-        raise result.conflict
-    assert result.job is not None
-    return result.job
+def _apply_one(job: Job, write: Write, actor: str, using: str) -> Job:
+    (result,) = fence.apply([(job, (write,))], actor, using)
+    return result.unwrap()
 
 
 def _require_running(job: Job, verb: str) -> None:
@@ -321,66 +363,26 @@ def _require_running(job: Job, verb: str) -> None:
 
 
 def _update_within(
-    job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str | None
+    job: Job,
+    verb: str,
+    changes: dict[str, Any],
+    actor: str | None,
+    using: str | None,
+    event: Write | None = None,
 ) -> None:
-    using = database_of(job, using)
+    using = fence.database_of(job, using)
     _require_running(job, verb)
-    fence = Job.objects.using(using).matching(job.pk, job.fingerprint)
-    if not db.retry_transient(using, lambda: fence.update(**changes)):
-        raise ledger.refuse(job, verb, read(job.pk, using), actor, using)
+    execution = Job.objects.using(using).matching(job.pk, job.fingerprint)
 
+    def work() -> int:
+        matched = execution.update(**changes)
+        if matched and event:
+            JobEvent.objects.using(using).bulk_create([ledger.event(job, event, actor)])
+        return matched
 
-def _result(
-    job: Job, writes: Sequence[Write], done: Write | None, actor: str | None, using: str
-) -> SettleResult:
-    if done:
-        after = _announce(job, done, actor, using)
-        return SettleResult(job.pk, Settled.APPLIED, job=after)
-    found = read(job.pk, using)
-    if found and actor is None and _is_already_applied(job, writes, found, using):
-        return SettleResult(job.pk, Settled.ALREADY_APPLIED, job=found)
-    conflict = ledger.refuse(job, writes[0].verb, found, actor, using)
-    return SettleResult(job.pk, Settled.CONFLICT, conflict=conflict)
-
-
-def read(job_id: int, using: str) -> Job | None:
-    """Return the job as it now is, ``None`` if it is gone."""
-    return Job.objects.using(using).filter(pk=job_id).first()
-
-
-def _is_already_applied(job: Job, writes: Sequence[Write], found: Job, using: str) -> bool:
-    """Say whether the owner's same write took effect before, and only its reply was lost."""
-    kinds = [write.kind for write in writes if write.kind]
-    if kinds:
-        mine = JobEvent.objects.using(using).filter(job_id=job.pk, actor=job.claimed_by)
-        return mine.filter(version=job.version, kind__in=kinds).exists()
-    (completion,) = writes
-    return (
-        found.settled_version == job.version
-        and found.version == job.version + 1
-        and found.state == completion.changes["state"]
-        and found.result == completion.changes["result"]
-    )
-
-
-def _announce(job: Job, write: Write, actor: str | None, using: str) -> Job:
-    """Return the job as it now is, and tell whoever listens."""
-    after = copy.copy(job)
-    for name, value in write.changes.items():
-        setattr(after, name, value)
-    after.version = job.version + 1
-    if actor is None and write.verb != Verb.START:
-        after.settled_version = job.version
-    signals.send_after_commit(
-        signals.job_transitioned,
-        Job,
-        using,
-        job=after,
-        verb=write.verb,
-        from_state=job.state,
-        actor=actor or job.claimed_by,
-    )
-    return after
+    run = db.in_transaction if event else db.retry_transient
+    if not run(using, work):
+        raise fence.refuse(job, verb, actor, using)
 
 
 def _as_error(error: Error | str) -> Error:

@@ -1,12 +1,18 @@
-"""What a running handler can see of its own execution."""
+"""What a running handler can see of its own execution, and say about it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
-from jobqueue.exceptions import JobQueueError
+from jobqueue.exceptions import Cancel, JobQueueError
+from jobqueue.lifecycle import Effects, Report
+from jobqueue.settlement import check_checkpoint, check_progress
+
+Atomic = Callable[[str | None], AbstractContextManager[Effects]]
 
 
 class JobContext:
@@ -21,13 +27,25 @@ class JobContext:
             refuse a superseded execution.
     """
 
-    def __init__(self, job_id: int, task: str, attempt: int, fencing_token: int) -> None:
+    def __init__(
+        self,
+        job_id: int,
+        task: str,
+        attempt: int,
+        fencing_token: int,
+        checkpoint: Any = None,
+        atomic: Atomic | None = None,
+    ) -> None:
         self.job_id = job_id
         self.task = task
         self.attempt = attempt
         self.fencing_token = fencing_token
+        self._checkpoint = checkpoint
+        self._atomic = atomic
         self._lost = threading.Event()
         self._cancelled = threading.Event()
+        self._report: Report | None = None
+        self._report_lock = threading.Lock()
 
     @property
     def lost(self) -> bool:
@@ -39,13 +57,90 @@ class JobContext:
         """Whether somebody asked for this job to be cancelled."""
         return self._cancelled.is_set()
 
+    def raise_if_cancelled(self) -> None:
+        """Give the job up, if somebody asked for that: raise ``Cancel``."""
+        if self.cancelled:
+            raise Cancel("cancelled as requested")
+
+    @property
+    def checkpoint(self) -> Any:
+        """The value that was last saved, by this execution or by the one before it."""
+        return self._checkpoint
+
+    def save_checkpoint(self, value: Any) -> None:
+        """Remember where the next attempt can go on, if this one is interrupted.
+
+        Written with the progress, within about a second, and before the outcome.
+
+        Raises:
+            InvalidJob: ``value`` isn't JSON.
+        """
+        value = check_checkpoint(self.job_id, value)
+        with self._report_lock:
+            self._checkpoint = value
+            self._report = (self._report or Report()).with_checkpoint(value)
+
+    def progress(self, percent: int, note: str = "") -> None:
+        """Say how far the job has come, 0 to 100, as often as you like.
+
+        The highest figure is written, at most once a second, and before the outcome.
+
+        Raises:
+            InvalidJob: ``percent`` isn't an integer from 0 to 100, or ``note`` has more than 1,000
+                characters or some that can't be stored.
+        """
+        check_progress(self.job_id, percent, note)
+        with self._report_lock:
+            self._report = (self._report or Report()).with_progress(percent, note)
+
+    def atomic(self, using: str | None = None) -> AbstractContextManager[Effects]:
+        """Complete the job in one transaction with the block's own writes::
+
+            with context.atomic() as effects:
+                Invoice.objects.create(...)
+                effects.result = {"invoice": 17}
+
+        The fenced completion is the transaction's last statement. If this execution has been
+        superseded, nothing of the block is committed. What the handler does or returns after the
+        block changes the outcome no more.
+
+        Args:
+            using: must be the job's own database, if it is given.
+
+        Raises:
+            TransitionConflict: by the end of the block: the job was taken from this execution.
+            JobQueueError: ``using`` is another database, or the job is completed already.
+            RuntimeError: called within a transaction, which could undo it later.
+        """
+        if self._atomic is None:
+            raise JobQueueError("context.atomic() needs a worker on the job's own database")
+        return self._atomic(using)
+
+    # -- For the worker
+
     def tell_lost(self) -> None:
-        """Called by the worker when the database no longer gives it the job."""
+        """Called when the database no longer gives the worker the job."""
         self._lost.set()
 
     def tell_cancelled(self) -> None:
-        """Called by the worker when a cancel request reaches it."""
+        """Called when a cancel request reaches the worker."""
         self._cancelled.set()
+
+    @property
+    def has_report(self) -> bool:
+        """Whether there is something to be written."""
+        return self._report is not None
+
+    def take_report(self) -> Report | None:
+        """Return what is to be written, and forget it."""
+        with self._report_lock:
+            report, self._report = self._report, None
+            return report
+
+    def give_back(self, report: Report) -> None:
+        """Take a report back that couldn't be written; what was said since stands over it."""
+        with self._report_lock:
+            self._report = self._report.over(report) if self._report else report
 
 
 _current: Final[ContextVar[JobContext]] = ContextVar("jobqueue_context")

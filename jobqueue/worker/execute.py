@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from contextvars import copy_context
 from datetime import timedelta
 from functools import cache
@@ -51,21 +50,18 @@ def describe(error: BaseException) -> Error:
 
 def _run(job: Runnable, context: JobContext) -> Outcome:
     _current.set(context)
+    db.before_job()
     try:
-        _tidy(db.before_job)
-        handler = _handler(job.task)
-        result = handler(*job.args, **job.kwargs)
-        return Completed(check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES))
+        result = _handler(job.task)(*job.args, **job.kwargs)
+        result = check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES)
+        outcome: Outcome = Completed(result)
     except BaseException as error:
-        return _outcome_of(error)
-    finally:
-        _tidy(db.after_job)
-
-
-def _tidy(work: Callable[[], None]) -> None:
-    """Tidy up connections; one that breaks at being closed is closed, and no fault of the job's."""
-    with suppress(Exception):
-        work()
+        outcome = _outcome_of(error)
+    left_open = db.after_job()
+    if left_open and isinstance(outcome, Completed):
+        where = ", ".join(left_open)
+        return Retry(Error(f"the handler left a transaction open on {where}; it was rolled back"))
+    return outcome
 
 
 def _outcome_of(error: BaseException) -> Outcome:

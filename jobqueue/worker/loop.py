@@ -6,21 +6,36 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jobqueue import db, signals
-from jobqueue.exceptions import LeaseLost
-from jobqueue.lifecycle import Error, Heartbeat, Outcome, Released, Retry, Settled
+from jobqueue.exceptions import JobQueueError, LeaseLost
+from jobqueue.lifecycle import (
+    FINAL,
+    Completed,
+    Effects,
+    Error,
+    Heartbeat,
+    Outcome,
+    Released,
+    Report,
+    Retry,
+    Settled,
+    Snoozed,
+)
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.execute import describe, execute
+from jobqueue.worker.execution import Execution, reports_due
 from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
+
+Answer = TypeVar("Answer")
 
 
 class Broker(Protocol):
@@ -31,6 +46,12 @@ class Broker(Protocol):
     def heartbeat(self, worker_id: str, held: Mapping[int, Any] | None) -> Heartbeat: ...
 
     def settle(self, worker_id: str, items: Sequence[tuple[Any, Outcome]]) -> Sequence[Any]: ...
+
+    def report(self, worker_id: str, items: Sequence[tuple[Any, Report]]) -> Sequence[bool]: ...
+
+    def atomic(
+        self, worker_id: str, job: Any, closing: Execution, alias: str | None
+    ) -> AbstractContextManager[Effects]: ...
 
     def leave(self, worker_id: str) -> None: ...
 
@@ -43,21 +64,6 @@ class Ended(Enum):
     LEASE_LOST = auto()
 
 
-@dataclass(slots=True)
-class Execution:
-    """A job in this worker's hands, until its outcome has been written."""
-
-    job: Any
-    context: JobContext
-    outcome: Outcome | None = None
-    lost: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The id alone would not do: a lost job may come back before its handler has ended."""
-        return self.job.pk, self.job.version
-
-
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
     """How to work: see ``run_worker``. Times in seconds."""
@@ -68,6 +74,17 @@ class LoopOptions:
     grace: float
     burst: bool = False
     max_jobs: int | None = None
+
+
+# How a job that may run again is counted; one that is over, by its state.
+_PUT_OFF = {Retry: "retried", Snoozed: "snoozed", Released: "released"}
+
+
+def _became(outcome: Outcome, result: Any) -> str:
+    if result.status == Settled.CONFLICT:
+        return Settled.CONFLICT
+    state = str(result.job.state)
+    return state if state in FINAL else _PUT_OFF.get(type(outcome), state)
 
 
 class Loop:
@@ -117,8 +134,9 @@ class Loop:
     def held_jobs(self) -> dict[int, Any] | None:
         """Return the jobs in hand by id; exact while ``turns`` keeps the loop from exchanging.
 
-        ``None`` while it isn't known whether outcomes were written: a job of which the database
-        knows the end, and this worker not yet, is not one that somebody took.
+        A job of which the database may know the end, and this worker not yet, is not one that
+        somebody took: ``None`` stands for one that its handler may complete at any moment, and for
+        all of them while it isn't known whether outcomes were written.
         """
         if self._in_doubt:
             return None
@@ -128,7 +146,7 @@ class Loop:
                 if older := newest.get(execution.job.pk):
                     older.context.tell_lost()
                 newest[execution.job.pk] = execution
-        return {pk: execution.job for pk, execution in newest.items()}
+        return {pk: execution.judged for pk, execution in newest.items()}
 
     def hear(self, heard: Heartbeat) -> None:
         """Pass on what a heartbeat learned."""
@@ -136,8 +154,7 @@ class Loop:
             if execution.job.pk in heard.cancel_requested:
                 execution.context.tell_cancelled()
             if execution.job.pk in heard.lost:
-                execution.lost = True
-                execution.context.tell_lost()
+                execution.lose()
 
     # -- The loop
 
@@ -150,6 +167,7 @@ class Loop:
     def _work(self) -> Ended:
         while True:
             self.ticked = time.monotonic()
+            self._report()
             self._flush()
             if self.ticked > self.lease_until + self._beat:
                 # The heartbeat hangs: it should have renewed, or found that it can't, by now.
@@ -176,9 +194,10 @@ class Loop:
             is_last = now >= self._end_by
             if is_last or now >= patience:
                 self._give_up()
-            if is_last:
-                self._retry_at = 0.0
-            self._flush()
+            for write in (self._report, self._flush):
+                if is_last:
+                    self._retry_at = 0.0
+                write()
             if is_last:
                 return
             if self._held:
@@ -240,12 +259,34 @@ class Loop:
 
     def _take(self, job: Any) -> Execution:
         self.claimed += 1
-        context = JobContext(job.pk, job.task, job.attempt, job.version)
+        context = JobContext(
+            job.pk,
+            job.task,
+            job.attempt,
+            job.version,
+            checkpoint=job.checkpoint,
+            atomic=lambda alias: self._complete_within(execution, alias),
+        )
         execution = Execution(job, context)
         self._held[execution.key] = execution
         if self._lease_lost:  # meanwhile, when nobody knew of this one
             context.tell_lost()
         return execution
+
+    @contextmanager
+    def _complete_within(self, execution: Execution, alias: str | None) -> Iterator[Effects]:
+        """Called in the handler's thread."""
+        if execution.completed:
+            raise JobQueueError(f"job {execution.job.pk} has been completed already")
+        # No comparison or report is under way when this is noted, and none may meddle from here on.
+        # The turn can't be kept: the loop may hold it while it waits for what this transaction
+        # locks.
+        with ExitStack() as stack:
+            with self.turns.exchange(self._beat):
+                stack.enter_context(execution.closed_by_handler())
+            yield stack.enter_context(
+                self.broker.atomic(self.worker_id, execution.job, execution, alias)
+            )
 
     def _finish(self, execution: Execution, future: Future[Outcome]) -> None:
         """Called in the executor's thread."""
@@ -274,22 +315,55 @@ class Loop:
         with self.turns.exchange(self._beat) as entered:
             if not entered:
                 return
-            items = [(e.job, e.outcome) for e in done if not e.lost and e.outcome]
-            results = items and self._attempt(
-                "settle", lambda: self.broker.settle(self.worker_id, items)
-            )
+            items = [(e.job, e.outcome) for e in done if e.is_open and e.outcome]
+            results: Sequence[Any] | None = []
+            if items:
+                settle = partial(self.broker.settle, self.worker_id, items)
+                results = self._attempt("settle", settle)
             self._in_doubt = results is None
             if results is None:
                 return
             for execution in done:
                 del self._held[execution.key]
-                if execution.lost:
-                    self.settled[Settled.CONFLICT] += 1
+        for execution in done:
+            if not execution.is_open:
+                self._count_closed(execution)
         for (_, outcome), result in zip(items, results, strict=True):
-            conflict = result.status == Settled.CONFLICT
-            self.settled[result.status if conflict else type(outcome).__name__.lower()] += 1
+            self.settled[_became(outcome, result)] += 1
 
-    def _attempt(self, doing: str, call: Callable[[], Sequence[Any]]) -> Sequence[Any] | None:
+    def _count_closed(self, execution: Execution) -> None:
+        """Count an execution of which nothing was left to write."""
+        if execution.lost:
+            self.settled[Settled.CONFLICT] += 1
+            return
+        self.settled["completed"] += 1
+        if not isinstance(execution.outcome, Completed):
+            doing = f"undo job {execution.job.pk}, completed before its handler ended with"
+            error = JobQueueError(str(execution.outcome))
+            self._tell(doing, error)
+
+    def _report(self) -> None:
+        """Write what running executions said about themselves; on trouble keep it."""
+        has_said = any(execution.context.has_report for execution in self._held.values())
+        if not has_said or time.monotonic() < self._retry_at:
+            return
+        with self.turns.exchange(self._beat) as entered:
+            due = list(reports_due(self._held.values())) if entered else []
+            if not due:
+                return
+            items = [(execution.job, report) for execution, report in due]
+            report = partial(self.broker.report, self.worker_id, items)
+            answers = self._attempt("report", report)
+            if answers is None:
+                for execution, said in due:
+                    execution.context.give_back(said)
+                return
+            for (execution, _), is_ours in zip(due, answers, strict=True):
+                execution.reported_at = time.monotonic()
+                if not is_ours:
+                    execution.lose()
+
+    def _attempt(self, doing: str, call: Callable[[], Answer]) -> Answer | None:
         """Return what ``call`` returns, ``None`` if the database is in trouble: try again later."""
         try:
             answer = call()
@@ -297,10 +371,13 @@ class Loop:
             self.lose_lease()
             return None
         except Exception as error:
-            signals.worker_in_trouble.send_robust(
-                type(self), worker_id=self.worker_id, doing=doing, error=error
-            )
+            self._tell(doing, error)
             self._retry_at = time.monotonic() + next(self._waits)
             return None
         self._waits = db.waits()
         return answer
+
+    def _tell(self, doing: str, error: Exception) -> None:
+        signals.worker_in_trouble.send_robust(
+            type(self), worker_id=self.worker_id, doing=doing, error=error
+        )

@@ -141,8 +141,8 @@ class WorkerProcess:
 
 
 def _local_broker(using: str) -> Broker:
-    verbs = (broker.claim, broker.heartbeat, broker.settle, broker.leave)
-    bound = {verb.__name__: partial(verb, using=using) for verb in verbs}
+    verbs = ("claim", "heartbeat", "settle", "report", "atomic", "leave")
+    bound = {verb: partial(getattr(broker, verb), using=using) for verb in verbs}
     return cast(Broker, SimpleNamespace(**bound))
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: PT009, PT027  (it needs no pytest)
 """What the parts of the suite have in common."""
 
 from __future__ import annotations

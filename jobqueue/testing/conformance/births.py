@@ -1,4 +1,3 @@
-# ruff: noqa: PT009, PT027  (it needs no pytest)
 """A job is born whole, once, and in the caller's transaction."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: PT009, PT027  (it needs no pytest)
 """A claim takes the right jobs, each for one worker that is alive."""
 
 from __future__ import annotations

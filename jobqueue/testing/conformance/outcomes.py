@@ -1,4 +1,3 @@
-# ruff: noqa: PT009, PT027  (it needs no pytest)
 """Each outcome writes what the table of verbs says."""
 
 from __future__ import annotations

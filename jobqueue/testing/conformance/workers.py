@@ -1,4 +1,3 @@
-# ruff: noqa: PT009, PT027  (it needs no pytest)
 """A worker's row is its lease, and a heartbeat tells it the truth about what it holds."""
 
 from __future__ import annotations
