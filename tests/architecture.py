@@ -17,8 +17,8 @@ WRITES = {
     *("update", "aupdate", "bulk_update", "abulk_update", "update_or_create"),
     *("aupdate_or_create", "delete", "adelete", "_raw_delete", "save", "asave"),
 }
-# What a chain of calls may begin with, and write: other tables, and Python's own containers.
-NO_JOBS = {"Worker", "JobEvent", "Queue", "{}"}
+# What a chain of calls may begin with, and write: other tables, Python's own containers, a verb.
+NO_JOBS = {"Worker", "JobEvent", "Queue", "{}", "Counter", "transitions"}
 RAW_WRITE = re.compile(r"\b(UPDATE|DELETE\s+FROM|INSERT\s+INTO)\W+jobqueue_job\b", re.IGNORECASE)
 
 IDS_IN = {"pk__in", "id__in", "job__in", "job_id__in"}

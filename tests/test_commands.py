@@ -144,7 +144,7 @@ def test_a_worker_greets_works_and_says_what_it_did(alias: str) -> None:
     greeting, farewell = done.out.splitlines()
     worker = Worker.objects.get()
     assert greeting == f"Worker {worker.pk} serves mail, slow with 2 thread(s)."
-    assert farewell == "Worker stopped: 1 completed, 1 retry."
+    assert farewell == "Worker stopped: 1 completed, 1 retried."
     assert worker.state == "stopped"
     assert stored(other)["state"] == "waiting"
 

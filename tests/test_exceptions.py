@@ -12,6 +12,7 @@ from jobqueue.exceptions import (
     Cancel,
     Fail,
     InvalidJob,
+    JobBusy,
     JobNotFound,
     JobQueueError,
     LeaseLost,
@@ -31,6 +32,12 @@ THEIRS = ExecutionFingerprint("running", 2, "host:2:cd", None, None, 5)
     ("error", "message"),
     [
         (JobNotFound(7), "There is no job 7."),
+        (
+            JobBusy(7, 4, "canceling statement due to lock timeout", "session 12"),
+            "Job 7 was busy in each of 4 tries: canceling statement due to lock timeout. "
+            "Look for session 12.",
+        ),
+        (JobBusy(7, 1, "locked", ""), "Job 7 was busy when it was tried: locked."),
         (TransitionNotAllowed(7, "start", "waiting"), "Job 7 is waiting: start is not allowed."),
         (
             TransitionConflict(7, "complete", MINE, THEIRS),
@@ -58,7 +65,7 @@ def test_messages(error: JobQueueError, message: str) -> None:
 def test_everything_has_one_base() -> None:
     classes = [cls for _, cls in inspect.getmembers(exceptions, inspect.isclass)]
     ours = [cls for cls in classes if cls.__module__ == exceptions.__name__]
-    assert len(ours) == 11
+    assert len(ours) == 12
     assert all(issubclass(cls, JobQueueError) for cls in ours)
 
 

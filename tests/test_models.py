@@ -141,7 +141,10 @@ def test_a_copy_with_an_id_never_overwrites_the_row(alias: str) -> None:
 def test_a_job_can_t_be_deleted_by_its_model(alias: str) -> None:
     job = JobFactory(completed=True)
     for delete in (job.delete, lambda: asyncio.run(job.adelete())):
-        message = f"Job {job.pk} can't be deleted like that: use jobqueue.sweep.prune_jobs."
+        message = (
+            f"Job {job.pk} can't be deleted like that: use jobqueue.coordinator.delete "
+            "or jobqueue.sweep.prune_jobs."
+        )
         with pytest.raises(UnfencedWrite, match=exactly(message)):
             delete()
     assert Job.objects.filter(pk=job.pk).exists()

@@ -5,16 +5,25 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from jobqueue import db, signals, transitions
 from jobqueue.exceptions import InvalidJob, TransitionConflict, TransitionNotAllowed
-from jobqueue.lifecycle import HELD, QUEUED, Completed, Error, Failed, Retry, Settled, State, Verb
-from jobqueue.models import EventKind, Job, JobEvent
-from jobqueue.testing.factories import JobFactory
+from jobqueue.lifecycle import HELD, QUEUED, Error, State, Verb
+from jobqueue.models import Job, JobEvent
 from tests.asserting import exactly
-from tests.races.scenes import changed, events, hearing, job_in, kinds, row, take_over, write_raw
+from tests.races.scenes import (
+    changed,
+    conflict_of,
+    events,
+    hearing,
+    job_in,
+    kinds,
+    row,
+    take_over,
+    write_raw,
+)
 
 MINUTE = timedelta(minutes=1)
 FREE = {"claimed_by": None, "claimed_at": None}
@@ -223,12 +232,15 @@ def test_progress_that_cant_be_stored(alias, percent, note, why):
     assert row(job) == before
 
 
-@pytest.mark.parametrize(("percent", "stored"), [(0, 30), (30, 30), (31, 31), (100, 100)])
-def test_progress_is_the_highest_reported(alias, percent, stored):
-    """harmony#191: the figure never falls; the note is the last one's."""
+@pytest.mark.parametrize(
+    ("percent", "stored", "note"),
+    [(0, 30, "before"), (30, 30, "now"), (31, 31, "now"), (100, 100, "now")],
+)
+def test_progress_is_the_highest_reported(alias, percent, stored, note):
+    """harmony#191: the figure never falls, and the note is that of the highest."""
     job = job_in("running", progress=30, progress_note="before")
-    transitions.record_progress(job, percent, "x" * 1000)
-    assert (row(job)["progress"], row(job)["progress_note"]) == (stored, "x" * 1000)
+    transitions.record_progress(job, percent, "now")
+    assert (row(job)["progress"], row(job)["progress_note"]) == (stored, note)
 
 
 # -- conflicts, as told
@@ -251,15 +263,16 @@ def test_executors_conflict_is_told_and_logged_once(alias, caplog):
 
 
 @pytest.mark.parametrize("verb", [Verb.CANCEL, "request cancel"])
-def test_others_are_told_of_a_conflict_without_an_event(alias, verb):
-    """They act again on what they now see; the job's history is for its executions."""
+def test_conflict_of_an_actor_is_told_and_leaves_its_event(alias, verb):
+    """Who wanted what, and on what ground."""
     job = job_in("running")
     transitions.complete(job)
     call = transitions.cancel if verb == Verb.CANCEL else transitions.request_cancel
     with hearing(signals.write_refused) as refused, pytest.raises(TransitionConflict):
         call(job, actor="operator")
     assert [(told["actor"], told["error"].verb) for told in refused] == [("operator", verb)]
-    assert events(job) == []
+    assert events(job) == [("conflict", "running", "completed", "operator")]
+    assert conflict_of(job).detail["wanted"] == verb
 
 
 # -- signals
@@ -301,85 +314,6 @@ def test_receivers_error_does_not_reach_the_executor(alias):
         signals.job_transitioned.disconnect(break_down)
 
 
-# -- batches
-
-
-def test_empty_batch(alias):
-    with CaptureQueriesContext(connections[alias]) as queries:
-        assert transitions.settle_many([]) == []
-    assert len(queries) == 0
-
-
-def test_results_come_in_the_order_of_the_items(alias):
-    """Whatever the order of ids; each with the job as it now is, or the conflict."""
-    jobs = JobFactory.create_batch(5, running=True)
-    transitions.complete(jobs[1], "once")
-    transitions.cancel(jobs[3], actor="operator")
-    items = [(job, Completed("once")) for job in reversed(jobs)]
-    results = transitions.settle_many(iter(items))
-    assert [result.job_id for result in results] == [job.pk for job, _ in items]
-    assert [result.status for result in results] == [
-        Settled.APPLIED,
-        Settled.CONFLICT,
-        Settled.APPLIED,
-        Settled.ALREADY_APPLIED,
-        Settled.APPLIED,
-    ]
-    for result in results:
-        if result.status == Settled.CONFLICT:
-            assert (result.job, result.conflict.verb) == (None, "complete")
-        else:
-            assert (result.job.state, result.conflict) == ("completed", None)
-            assert result.job.fingerprint == Job.objects.get(pk=result.job_id).fingerprint
-
-
-def test_one_job_twice_in_a_batch(alias):
-    """The first of its outcomes counts."""
-    job = job_in("running")
-    results = transitions.settle_many([(job, Failed(Error("a"))), (job, Completed())])
-    assert [result.status for result in results] == ["applied", "conflict"]
-    assert row(job)["state"] == "failed"
-
-
-@pytest.mark.parametrize("bad", [Completed({"a": float("nan")}), "wrong state"])
-def test_one_bad_item_keeps_the_whole_batch_out(alias, bad):
-    """It is found before the first write, so that none of the others is half told."""
-    job = job_in("running")
-    item = (job_in("completed"), Completed()) if bad == "wrong state" else (job_in("running"), bad)
-    with (
-        CaptureQueriesContext(connections[alias]) as queries,
-        pytest.raises(TransitionNotAllowed if bad == "wrong state" else InvalidJob),
-    ):
-        transitions.settle_many([(job, Completed()), item])
-    assert not [q for q in queries if q["sql"].startswith(("UPDATE", "INSERT"))]
-    assert row(job)["state"] == "running"
-
-
-def test_events_of_a_batch_are_written_in_one_statement(alias):
-    """And its updates in one transaction."""
-    jobs = JobFactory.create_batch(20, running=True)
-    with CaptureQueriesContext(connections[alias]) as queries:
-        transitions.settle_many([(job, Retry(Error("no"))) for job in jobs])
-    inserts = [q for q in queries if q["sql"].startswith("INSERT")]
-    assert (len(inserts), JobEvent.objects.filter(kind=EventKind.RETRIED).count()) == (1, 20)
-
-
-def test_batch_in_a_callers_transaction_ends_with_it(alias):
-    """Rolled back with the rest, and told only once it is committed."""
-    jobs = JobFactory.create_batch(2, running=True)
-    items = [(job, Completed()) for job in jobs]
-    with hearing(signals.job_transitioned) as heard:
-        with transaction.atomic(using=alias):
-            transitions.settle_many(items)
-            transaction.set_rollback(True, using=alias)
-        assert {row(job)["state"] for job in jobs} == {"running"}
-        assert heard == []
-        with transaction.atomic(using=alias):
-            transitions.settle_many(items)
-            assert heard == []
-    assert len(heard) == 2
-
-
 # -- promotion
 
 
@@ -412,3 +346,11 @@ def test_promotion_with_nothing_due_takes_no_lock(alias):
     sent = [q["sql"] for q in queries if "jobqueue_job" in q["sql"]]
     assert len(sent) == 1
     assert "FOR UPDATE" not in sent[0]
+
+
+def test_job_read_from_a_replica_is_written_where_the_router_says(alias):
+    """Reads may go to a database that takes no writes."""
+    job = job_in("running")
+    job._state.db = "replica"  # There is none: a write to it would raise.
+    transitions.complete(job, "done")
+    assert row(job)["result"] == "done"

@@ -125,4 +125,4 @@ def test_cancel_against_claim(alias):
         f"Job {job.pk} moved on: cancel was decided on waiting, attempt 0, version 0; "
         f"it is now claimed by {worker.pk}, attempt 0, version 1."
     )
-    assert kinds(job) == []  # who acts for others is told, and needs no event
+    assert kinds(job) == ["conflict"]

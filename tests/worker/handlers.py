@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -231,6 +232,13 @@ def leave_block_open() -> NoReturn:
     raise ValueError("no")
 
 
+def leave_block_open_and_return() -> str:
+    """Say that all went well, with what was written still inside a block that nobody leaves."""
+    transaction.atomic(using=_connection().alias).__enter__()
+    _write_group()
+    return "done"
+
+
 def break_transaction() -> NoReturn:
     """Let a database error spoil an atomic block, and leave it with another error."""
     with transaction.atomic(using=_connection().alias):
@@ -335,3 +343,13 @@ def log(directory: str, line: str) -> None:
     """Add a line, with the process's id in front, to the log that the test reads."""
     with (Path(directory) / "log").open("a") as file:
         file.write(f"{os.getpid()} {line}\n")
+
+
+# -- Whatever a test wants to be run, in its own process
+
+scripts: dict[str, Callable[[JobContext], Any]] = {}
+
+
+def play(name: str) -> Any:
+    """Call what the test has put down under this name with the context."""
+    return scripts[name](current_context())

@@ -182,7 +182,7 @@ def unstorable_delay() -> Snoozed:
     ("outcome", "reason"),
     [
         (unstorable_result(), "result['a'] is nan, which JSON can't hold"),
-        (unstorable_delay(), "date value out of range"),
+        (unstorable_delay(), "delay must be at most 36,500 days"),
     ],
     ids=["result", "delay"],
 )

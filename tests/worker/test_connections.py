@@ -68,7 +68,7 @@ def test_a_failure_is_recorded_and_the_next_job_gets_a_clean_connection(
     """django-background-tasks/django-background-tasks#158."""
     broken, after = make_job(handler, max_attempts=1), make_job(handlers.tell_connection)
     process = work_off(alias)
-    assert process.settled == {"retry": 1, "completed": 1}
+    assert process.settled == {"failed": 1, "completed": 1}
     broken.refresh_from_db()
     after.refresh_from_db()
     assert broken.state == State.FAILED
@@ -76,6 +76,16 @@ def test_a_failure_is_recorded_and_the_next_job_gets_a_clean_connection(
     assert event.message.startswith(message)
     assert f"in {handler.__name__}" in event.detail["traceback"]
     assert after.result == CLEAN
+    assert not Group.objects.exists()
+
+
+def test_a_job_that_leaves_its_writes_uncommitted_has_not_completed(alias):
+    job = make_job(handlers.leave_block_open_and_return, max_attempts=1)
+    work_off(alias)
+    job.refresh_from_db()
+    assert (job.state, job.result) == (State.FAILED, None)
+    message = f"the handler left a transaction open on {alias}; it was rolled back"
+    assert JobEvent.objects.get(job=job).message == message
     assert not Group.objects.exists()
 
 

@@ -117,7 +117,7 @@ def test_burst_leaves_what_is_scheduled_for_later(alias):
     later = JobFactory(scheduled=True)
     slow = make_job(handlers.fail, backoff={"base": 60})
     loop = run_burst(LocalBroker(alias))
-    assert loop.settled == {"retry": 1}
+    assert loop.settled == {"retried": 1}
     assert state_of(later) == state_of(slow) == State.SCHEDULED
 
 
@@ -152,7 +152,7 @@ def test_each_outcome_is_written_as_what_it_is(alias):
     names = ["Snooze", "Retry in 7", "Fail", "Cancel"]
     jobs = [make_job(handlers.fail, name) for name in names]
     loop = run_burst(LocalBroker(alias), slots=4)
-    assert loop.settled == {"snoozed": 1, "retry": 1, "failed": 1, "cancelled": 1}
+    assert loop.settled == {"snoozed": 1, "retried": 1, "failed": 1, "cancelled": 1}
     states = [State.SCHEDULED, State.SCHEDULED, State.FAILED, State.CANCELLED]
     assert [state_of(job) for job in jobs] == states
 
@@ -212,7 +212,7 @@ def test_an_outcome_comes_even_from_what_breaks_the_describing_of_errors(alias):
     """Were the outcome missing, the slot would be taken for ever."""
     job, after = make_job(handlers.fail, "unprintable", max_attempts=1), make_job(handlers.give)
     loop = run_burst(LocalBroker(alias))
-    assert loop.settled == {"retry": 1, "completed": 1}
+    assert loop.settled == {"failed": 1, "completed": 1}
     assert state_of(job) == State.FAILED
     assert state_of(after) == State.COMPLETED
 
