@@ -32,7 +32,7 @@ from jobqueue.lifecycle import (
 )
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.execute import describe, execute
-from jobqueue.worker.execution import Execution, reports_due
+from jobqueue.worker.execution import REPORT_EVERY, Execution, reports_due
 from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
 
 Answer = TypeVar("Answer")
@@ -242,6 +242,8 @@ class Loop:
     def _pause(self) -> float:
         """How long to wait for something to happen: never for so long as to look wedged."""
         pause = min(self._options.poll * (0.75 + random.random() / 2), self._options.lease / 2)
+        if self._held:
+            pause = min(pause, REPORT_EVERY)
         until_retry = self._retry_at - time.monotonic()
         return min(pause, until_retry) if until_retry > 0 else pause
 

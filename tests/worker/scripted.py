@@ -41,10 +41,6 @@ class SpeakingBroker(RecordingBroker):
     ) -> AbstractContextManager[Effects]:
         return broker.atomic(worker_id, job, closing, alias, using=self.alias)
 
-    def said(self) -> list[Report]:
-        """Return the reports that were written, in order."""
-        return [said for verb, *rest in self.calls if verb == "report" for said in rest[0]]
-
 
 def scripted_job(script: Script, *, name: str = "script", **columns: Any) -> Job:
     """Store a waiting job that runs ``script``."""
