@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
+from django.utils import timezone
 
 from jobqueue import conf, db
 from jobqueue.models import Job
@@ -18,6 +21,23 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     """E001: ``settings.JOBQUEUE`` has a setting that doesn't exist or can't be used."""
     _, problems = conf.read_project()
     return [Error(problem, id="jobqueue.E001") for problem in problems]
+
+
+@register
+def check_time_zone(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """W004: stored times jump when the clocks are changed, and with them every lease and wait."""
+    zone = timezone.get_default_timezone()
+    offsets = {datetime(2001, month, 1, tzinfo=zone).utcoffset() for month in range(1, 13)}
+    if settings.USE_TZ or len(offsets) == 1:
+        return []
+    return [
+        Warning(
+            f"Without USE_TZ, times are stored as local time of {settings.TIME_ZONE}, where clocks "
+            "are changed: every live worker then looks an hour silent, or a dead one alive.",
+            hint="Set USE_TZ to True, or TIME_ZONE to one without daylight saving time.",
+            id="jobqueue.W004",
+        )
+    ]
 
 
 @register(Tags.database)

@@ -176,10 +176,10 @@ class Settled(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a worker learns when it renews its lease: ids of jobs that it holds.
+    """What a worker learns when it renews its lease: ids of jobs.
 
-    ``cancel_requested``: somebody asked for these to stop. ``lost``: the database no longer gives
-    these to the worker; it must write nothing more about them.
+    ``cancel_requested``: somebody asked for these to stop, of all that name the worker. ``lost``:
+    the database no longer gives these to the worker; it must write nothing more about them.
     """
 
     cancel_requested: frozenset[int] = field(default_factory=frozenset)

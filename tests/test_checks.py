@@ -10,6 +10,7 @@ from django.core.checks import CheckMessage, Error, Warning, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
+from django.test import override_settings
 
 from jobqueue.checks import check_databases
 
@@ -107,6 +108,27 @@ def test_w003_is_silent_at_read_committed(alias: str, options: dict[str, Any], l
     assert check_databases(None, [alias]) == []
     del options["isolation_level"]
     assert check_databases(None, [alias]) == []
+
+
+@pytest.mark.parametrize(
+    ("use_tz", "zone", "warned"),
+    [
+        (False, "Europe/Berlin", True),
+        (False, "America/Santiago", True),
+        (False, "Asia/Tokyo", False),
+        (False, "UTC", False),
+        (True, "Europe/Berlin", False),
+    ],
+)
+def test_w004_local_times_that_jump(use_tz: bool, zone: str, warned: bool) -> None:
+    told = Warning(
+        f"Without USE_TZ, times are stored as local time of {zone}, where clocks are changed: "
+        "every live worker then looks an hour silent, or a dead one alive.",
+        hint="Set USE_TZ to True, or TIME_ZONE to one without daylight saving time.",
+        id="jobqueue.W004",
+    )
+    with override_settings(USE_TZ=use_tz, TIME_ZONE=zone):
+        assert of_ours(run_checks()) == ([told] if warned else [])
 
 
 def test_databases_are_looked_at_only_when_asked_for(alias: str, options: dict[str, Any]) -> None:
