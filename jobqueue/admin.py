@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from jobqueue import conf, coordinator
-from jobqueue.exceptions import JobNotFound, TransitionConflict, TransitionNotAllowed
+from jobqueue.exceptions import JobBusy, JobNotFound, TransitionConflict, TransitionNotAllowed
 from jobqueue.lifecycle import State
 from jobqueue.models import Job, JobEvent, Queue, Worker
 from jobqueue.querysets import PAYLOAD_COLUMNS
@@ -149,6 +149,7 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         "released": messages.SUCCESS,
         "moved on": messages.WARNING,
         "not stale": messages.WARNING,
+        "busy": messages.ERROR,
     }
 
     def _release(self, request: HttpRequest, job: Job) -> str:
@@ -167,6 +168,8 @@ class JobAdmin(_ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
             )
         except (JobNotFound, TransitionConflict, TransitionNotAllowed):
             return "moved on"
+        except JobBusy:
+            return "busy"
         return "released"
 
 
@@ -175,11 +178,21 @@ def _version_field(job_id: int) -> str:
 
 
 def _is_stale(job: Job, using: str) -> bool:
-    alive = Worker.objects.using(using).alive_ids([job.claimed_by])
-    return stale_rules(using).verdict(job, alive) is not None
+    rules = stale_rules(using)
+    holder = Worker.objects.using(using).filter(pk=job.claimed_by).first()
+    alive = {job.claimed_by or ""} if rules.lives(holder) else set()
+    return rules.verdict(job, alive) is not None
 
 
 _TOLD = {
+    "busy": lambda n: (
+        ngettext(
+            "%d job is locked by another transaction, and was left alone.",
+            "%d jobs are locked by other transactions, and were left alone.",
+            n,
+        )
+        % n
+    ),
     "released": lambda n: ngettext("%d job was released.", "%d jobs were released.", n) % n,
     "moved on": lambda n: (
         ngettext(

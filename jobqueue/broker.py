@@ -8,16 +8,9 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from django.db import (
-    DatabaseError,
-    DataError,
-    IntegrityError,
-    connections,
-    router,
-    transaction,
-)
+from django.db import DatabaseError, connections, router, transaction
 
 from jobqueue import __version__, conf, db, fence, ledger, transitions
 from jobqueue import claim as claims
@@ -37,9 +30,6 @@ from jobqueue.lifecycle import (
     Verb,
 )
 from jobqueue.models import Job, Worker
-
-# What can be wrong with one outcome, and so is no reason to hold up the others.
-UNSTORABLE: Final = (DataError, IntegrityError, InvalidJob)
 
 
 def register(
@@ -153,17 +143,33 @@ def settle(
         raise InvalidJob(f"jobs {strangers} are not in the hands of worker {worker_id}")
     try:
         return transitions.settle_many(items, using=using)
-    except UNSTORABLE:
-        return [_settle_storable(job, outcome, using) for job, outcome in items]
+    except (DatabaseError, InvalidJob) as error:
+        if not _is_of_one_item(error, using):
+            raise
+        return [_settle_alone(job, outcome, using) for job, outcome in items]
 
 
-def _settle_storable(job: Job, outcome: Outcome, using: str) -> SettleResult:
+def _settle_alone(job: Job, outcome: Outcome, using: str) -> SettleResult:
+    """Settle one; what it can't be settled as is a failed attempt, if at least that is taken."""
     try:
         (result,) = transitions.settle_many([(job, outcome)], using=using)
-    except UNSTORABLE as error:
+        return result
+    except (DatabaseError, InvalidJob) as error:
+        if not _is_of_one_item(error, using):
+            raise
         reason = Retry(Error(f"the outcome can't be stored: {error}"))
+    try:
         (result,) = transitions.settle_many([(job, reason)], using=using)
-    return result
+        return result
+    except DatabaseError as error:
+        if not _is_of_one_item(error, using):
+            raise
+        return SettleResult(job.pk, Settled.NOT_WRITTEN)
+
+
+def _is_of_one_item(error: Exception, using: str) -> bool:
+    """Say whether the database may well take the others: it is there, and nobody is in the way."""
+    return not db.is_transient(error) and db.can_go_on(using)
 
 
 def report(
@@ -180,10 +186,12 @@ def report(
 
 def _report_one(job: Job, said: Report, using: str) -> bool:
     try:
-        with suppress(DataError):
-            transitions.report(job, said, using=using)
+        transitions.report(job, said, using=using)
     except TransitionConflict:
         return False
+    except DatabaseError as error:
+        if not _is_of_one_item(error, using):
+            raise
     return True
 
 

@@ -78,11 +78,6 @@ class _Case:
     def is_queued(self) -> bool:
         return self.job.state in QUEUED
 
-    def lives(self, worker: Worker) -> bool:
-        """Whether a sweep, if one looked now, would let the worker live."""
-        is_silent = worker.last_seen_at < self.now - worker.lease
-        return worker.state == Worker.State.ALIVE and not is_silent
-
 
 def _finished(case: _Case) -> Iterator[Answer]:
     job = case.job
@@ -120,7 +115,7 @@ def _held(case: _Case) -> Iterator[Answer]:
         "last_seen_at": _time(worker.last_seen_at) if worker else None,
     }
     yield Answer("held", f"It is {job.state} by {job.claimed_by} since {since}.", evidence)
-    alive = {worker.pk} if worker and case.lives(worker) else set()
+    alive = {job.claimed_by or ""} if case.rules.lives(worker) else set()
     if verdict := case.rules.verdict(job, alive):
         yield Answer("stale", f"The next sweep takes it: {verdict}.", {"reason": verdict})
 
@@ -164,7 +159,7 @@ def _no_worker(case: _Case) -> Iterator[Answer]:
     if not case.is_queued:
         return
     workers = Worker.objects.using(case.using).alive()
-    live = {worker.pk: worker.queues for worker in workers if case.lives(worker)}
+    live = {worker.pk: worker.queues for worker in workers if case.rules.lives(worker)}
     silent = [worker.pk for worker in workers if worker.pk not in live]
     serving = [worker_id for worker_id, queues in live.items() if case.job.queue in queues]
     if serving:

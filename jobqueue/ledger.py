@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, Final
 
+from django.db import DatabaseError
 from django.dispatch import receiver
 
 from jobqueue import db, signals
@@ -57,12 +58,17 @@ def record(job: Job, conflict: TransitionConflict, actor: str | None, using: str
 
     def leave_event() -> None:
         # Locked, since the event of a job that is being deleted would fail at COMMIT.
-        row = db.lock_rows(Job.objects.using(using).filter(pk=job.pk))
+        row = db.lock_rows(Job.objects.using(using).filter(pk=job.pk), nowait=True)
         if row.values_list("pk", flat=True).first():
             JobEvent.objects.using(using).bulk_create([_conflict_event(job, conflict, actor)])
 
     if conflict.found:
-        db.in_transaction(using, leave_event)
+        try:
+            db.in_transaction(using, leave_event)
+        except DatabaseError as error:
+            # Whoever keeps the row locked for so long must not hold up the news of the conflict.
+            if not db.is_lock_refused(error):
+                raise
     signals.send_after_commit(
         signals.write_refused,
         Job,

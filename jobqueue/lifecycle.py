@@ -172,6 +172,8 @@ class Settled(StrEnum):
     APPLIED = "applied"
     ALREADY_APPLIED = "already applied"
     CONFLICT = "conflict"
+    # The database refused this one, and took others: it is still to be written.
+    NOT_WRITTEN = "not written"
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,14 @@ class StaleRules:
     running_before: datetime | None
     timeout_grace: timedelta
 
+    def lives(self, worker: Worker | None) -> bool:
+        """Whether a sweep, if one looked now, would let the worker live."""
+        return (
+            worker is not None
+            and worker.state == Worker.State.ALIVE
+            and worker.last_seen_at >= self.now - worker.lease
+        )
+
     def verdict(self, job: Job, alive: Collection[str]) -> str | None:
         """Say why ``job`` is stale, or ``None``: its holder lives and it isn't overdue.
 

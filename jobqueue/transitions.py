@@ -312,7 +312,7 @@ def report(job: Job, said: Report, *, using: str | None = None) -> None:
 def request_cancel(job: Job, reason: str = "", *, actor: str, using: str | None = None) -> Job:
     """Ask a running job to stop: unless it succeeds all the same, it will end as cancelled.
 
-    Asking again changes nothing.
+    Asking again changes nothing but the history: each asking is an event.
 
     Raises:
         TransitionNotAllowed: ``job`` isn't running.

@@ -103,3 +103,33 @@ def open_elsewhere(alias: str, work: Callable[[], object]) -> Iterator[Callable[
             yield roll_back
         finally:
             roll_back()
+
+
+REFUSE = {
+    "sqlite": (
+        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job WHEN OLD.id = {} "
+        "BEGIN SELECT RAISE(ABORT, 'stubborn'); END",
+    ),
+    "postgresql": (
+        "CREATE OR REPLACE FUNCTION stubborn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF OLD.id = {} THEN RAISE 'stubborn'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job "
+        "FOR EACH ROW EXECUTE FUNCTION stubborn()",
+    ),
+    "mysql": (
+        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job FOR EACH ROW BEGIN IF OLD.id = {} "
+        "THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'stubborn'; END IF; END",
+    ),
+}
+
+
+@contextmanager
+def stubborn(alias: str, job: Job) -> Iterator[None]:
+    """Have the database itself refuse every change of one row."""
+    vendor = connections[alias].vendor
+    for sql in REFUSE[vendor]:
+        run(alias, sql.format(job.pk))
+    try:
+        yield
+    finally:
+        run(alias, "DROP TRIGGER stubborn" + (" ON jobqueue_job" * (vendor == "postgresql")))

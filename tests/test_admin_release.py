@@ -6,12 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client, override_settings
 
 from jobqueue import db, transitions
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory, WorkerFactory
-from tests.asserting import stored
+from tests.asserting import servers_only, stored
+from tests.helpers import other_connection, run_in_thread, use_connection
 from tests.servers import missing_engines
 from tests.site import page, release, superuser, versions
 
@@ -52,6 +54,27 @@ def test_a_job_that_runs_on_a_worker_that_lives_is_left_alone(client: Client) ->
 
     assert told == ["2 jobs are running on workers that live, and were left alone."]
     assert [stored(job) for job in jobs] == before
+
+
+def test_a_job_of_a_silent_worker_is_released_before_any_sweep_has_looked(client: Client) -> None:
+    WorkerFactory(id="silent", silent=True)
+    job = JobFactory(running=True, claimed_by="silent")
+    assert release(client, job, seen=versions(page(client))) == ["1 job was released."]
+    assert stored(job)["state"] == "waiting"
+
+
+@servers_only
+def test_a_job_that_is_locked_keeps_no_other_from_its_release(alias: str, client: Client) -> None:
+    jobs = JobFactory.create_batch(3, claimed=True)
+    seen = versions(page(client))
+    with other_connection(alias) as other, use_connection(other), transaction.atomic(using=alias):
+        Job.objects.select_for_update().get(pk=jobs[1].pk)
+        told = run_in_thread(release, client, *jobs, seen=seen).result()
+    assert told == [
+        "2 jobs were released.",
+        "1 job is locked by another transaction, and was left alone.",
+    ]
+    assert [stored(job)["state"] for job in jobs] == ["waiting", "claimed", "waiting"]
 
 
 @pytest.mark.parametrize("state", ["scheduled", "waiting", "completed", "failed", "cancelled"])

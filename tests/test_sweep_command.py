@@ -8,8 +8,6 @@ import pty
 import signal
 import subprocess
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +18,7 @@ from jobqueue import transitions
 from jobqueue.management import base
 from jobqueue.models import Job
 from jobqueue.testing.factories import JobFactory, WorkerFactory
-from tests.asserting import run, stored, unmigrated
+from tests.asserting import stored, stubborn, unmigrated
 from tests.commands import child, manage
 from tests.helpers import TIMEOUT, pause_at, run_in_thread, statement, wait_until
 
@@ -90,36 +88,6 @@ def test_from_when_on_a_job_is_stale_can_be_said(
     assert stored(job)["state"] == state
     manage("sweep_stale_jobs", "--json", flag, "30m")
     assert stored(job)["state"] != state
-
-
-REFUSE = {
-    "sqlite": (
-        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job WHEN OLD.id = {} "
-        "BEGIN SELECT RAISE(ABORT, 'stubborn'); END",
-    ),
-    "postgresql": (
-        "CREATE OR REPLACE FUNCTION stubborn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF OLD.id = {} THEN RAISE 'stubborn'; END IF; RETURN NEW; END $$",
-        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job "
-        "FOR EACH ROW EXECUTE FUNCTION stubborn()",
-    ),
-    "mysql": (
-        "CREATE TRIGGER stubborn BEFORE UPDATE ON jobqueue_job FOR EACH ROW BEGIN IF OLD.id = {} "
-        "THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'stubborn'; END IF; END",
-    ),
-}
-
-
-@contextmanager
-def stubborn(alias: str, job: Job) -> Iterator[None]:
-    """Have the database itself refuse every change of one row."""
-    vendor = connections[alias].vendor
-    for sql in REFUSE[vendor]:
-        run(alias, sql.format(job.pk))
-    try:
-        yield
-    finally:
-        run(alias, "DROP TRIGGER stubborn" + (" ON jobqueue_job" * (vendor == "postgresql")))
 
 
 def test_one_row_s_error_stops_no_other_and_is_in_the_exit_status(alias: str) -> None:

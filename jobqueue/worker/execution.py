@@ -13,6 +13,8 @@ from jobqueue.worker.context import JobContext
 
 # At most one write of progress a second and job.
 REPORT_EVERY: Final = 1.0
+# How long an outcome that the database refused, while it took others, waits for its next try.
+REFUSED_WAIT: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class Execution:
         closing: its handler is in ``context.atomic()``, and may complete it at any moment.
         completed: its handler has completed it there: nothing is left to write.
         reported_at: when progress was last written, by ``time.monotonic()``.
+        settle_at: not before this time; the database refused the outcome, and took others.
     """
 
     job: Any
@@ -36,6 +39,7 @@ class Execution:
     closing: bool = False
     completed: bool = False
     reported_at: float = 0.0
+    settle_at: float = 0.0
     _last_words: Report | None = None
 
     @property
@@ -47,6 +51,12 @@ class Execution:
     def is_open(self) -> bool:
         """Whether the outcome is still to be written."""
         return not (self.lost or self.completed)
+
+    @property
+    def is_ripe(self) -> bool:
+        """Whether the outcome may be written: what was said before it has been."""
+        is_told = not (self.is_open and self.context.has_report)
+        return self.outcome is not None and is_told and time.monotonic() >= self.settle_at
 
     @property
     def judged(self) -> Any:

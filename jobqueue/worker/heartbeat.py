@@ -32,8 +32,11 @@ class Turns:
 
     @contextmanager
     def _turn(self, timeout: float) -> Iterator[bool]:
-        with self._door:
-            entered = self._room.acquire(timeout=timeout)
+        until = time.monotonic() + timeout
+        entered = False
+        if self._door.acquire(timeout=timeout):
+            entered = self._room.acquire(timeout=max(0, until - time.monotonic()))
+            self._door.release()
         try:
             yield entered
         finally:

@@ -32,7 +32,7 @@ from jobqueue.lifecycle import (
 )
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.execute import describe, execute
-from jobqueue.worker.execution import REPORT_EVERY, Execution, reports_due
+from jobqueue.worker.execution import REFUSED_WAIT, REPORT_EVERY, Execution, reports_due
 from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
 
 Answer = TypeVar("Answer")
@@ -194,7 +194,7 @@ class Loop:
             is_last = now >= self._end_by
             if is_last or now >= patience:
                 self._give_up()
-            for write in (self._report, self._flush):
+            for write in (self._report, partial(self._flush, last=is_last)):
                 if is_last:
                     self._retry_at = 0.0
                 write()
@@ -284,7 +284,7 @@ class Loop:
         # The turn can't be kept: the loop may hold it while it waits for what this transaction
         # locks.
         with ExitStack() as stack:
-            with self.turns.exchange(self._beat):
+            with self.turns.exchange(self._options.lease):
                 stack.enter_context(execution.closed_by_handler())
             yield stack.enter_context(
                 self.broker.atomic(self.worker_id, execution.job, execution, alias)
@@ -309,15 +309,17 @@ class Loop:
             execution, outcome = message
             execution.outcome = execution.outcome or outcome
 
-    def _flush(self) -> None:
+    def _flush(self, *, last: bool = False) -> None:
         """Write the outcomes that have come in; on trouble keep them for the next time."""
-        done = [execution for execution in self._held.values() if execution.outcome is not None]
+        held = list(self._held.values())
+        done = [e for e in held if e.is_ripe or (last and e.outcome is not None)]
         if not done or time.monotonic() < self._retry_at:
             return
         with self.turns.exchange(self._beat) as entered:
             if not entered:
                 return
-            items = [(e.job, e.outcome) for e in done if e.is_open and e.outcome]
+            to_write = [e for e in done if e.is_open]
+            items = [(e.job, e.outcome) for e in to_write if e.outcome]
             results: Sequence[Any] | None = []
             if items:
                 settle = partial(self.broker.settle, self.worker_id, items)
@@ -325,17 +327,26 @@ class Loop:
             self._in_doubt = results is None
             if results is None:
                 return
+            answers = dict(zip((e.key for e in to_write), results, strict=True))
             for execution in done:
-                del self._held[execution.key]
-        for execution in done:
-            if not execution.is_open:
-                self._count_closed(execution)
-        for (_, outcome), result in zip(items, results, strict=True):
-            self.settled[_became(outcome, result)] += 1
+                self._let_go(execution, answers.get(execution.key))
+
+    def _let_go(self, execution: Execution, result: Any | None) -> None:
+        """Take an execution off the books, unless its outcome is still to be written."""
+        if result is not None and result.status == Settled.NOT_WRITTEN:
+            execution.settle_at = time.monotonic() + REFUSED_WAIT
+            error = JobQueueError("the database refuses it, and a failed attempt in its place")
+            self._tell(f"settle job {execution.job.pk}", error)
+            return
+        del self._held[execution.key]
+        if result is None:
+            self._count_closed(execution)
+        elif execution.outcome:
+            self.settled[_became(execution.outcome, result)] += 1
 
     def _count_closed(self, execution: Execution) -> None:
         """Count an execution of which nothing was left to write."""
-        if execution.lost:
+        if not execution.completed:
             self.settled[Settled.CONFLICT] += 1
             return
         self.settled["completed"] += 1

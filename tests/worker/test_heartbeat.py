@@ -60,6 +60,23 @@ def test_only_one_side_has_its_turn():
         assert entered
 
 
+def test_who_waits_at_the_door_does_not_hold_up_others_for_longer_than_they_would_wait():
+    """Many handlers that wait for their turns must not cost their worker its lease."""
+    turns = Turns()
+
+    def wait_for_long() -> bool:
+        with turns.exchange(TIMEOUT) as entered:
+            return entered
+
+    with turns.exchange(1):
+        waiting = run_in_thread(wait_for_long)
+        wait_until(turns._door.locked, "nobody waits at the door")
+        with turns.compare(0.05) as compared:
+            assert not compared
+        assert not waiting.done
+    assert waiting.result()
+
+
 def test_a_busy_loop_cannot_keep_the_heartbeat_out():
     """Who comes back at once finds that somebody else has been waiting."""
     for _ in range(20):
