@@ -118,7 +118,11 @@ def heartbeat(
     outcome = Released("its worker never learned of this claim")
     known = {pk: rows.get(pk) if job is None else job for pk, job in held.items()}
     unknown = [(job, outcome) for pk, job in rows.items() if not _is_same(known.get(pk), job)]
-    transitions.settle_many(unknown, actor=worker_id, using=using)
+    try:
+        transitions.settle_many(unknown, actor=worker_id, using=using)
+    except DatabaseError as error:
+        if not db.is_lock_refused(error):  # else the next heartbeat finds them again
+            raise
     lost = [job for pk, job in held.items() if job and not _is_same(job, rows.get(pk))]
     for job in lost:
         fence.refuse(job, "hold", None, using)
@@ -157,6 +161,8 @@ def _settle_alone(job: Job, outcome: Outcome, using: str) -> SettleResult:
     except (DatabaseError, InvalidJob) as error:
         if not _is_of_one_item(error, using):
             raise
+        if db.is_lock_refused(error):  # Nothing is wrong with the outcome.
+            return SettleResult(job.pk, Settled.NOT_WRITTEN)
         reason = Retry(Error(f"the outcome can't be stored: {error}"))
     try:
         (result,) = transitions.settle_many([(job, reason)], using=using)
@@ -168,8 +174,9 @@ def _settle_alone(job: Job, outcome: Outcome, using: str) -> SettleResult:
 
 
 def _is_of_one_item(error: Exception, using: str) -> bool:
-    """Say whether the database may well take the others: it is there, and nobody is in the way."""
-    return not db.is_transient(error) and db.can_go_on(using)
+    """Say whether the database may well take the others: it is there, and one row is the matter."""
+    is_passing = db.is_transient(error) and not db.is_lock_refused(error)
+    return not is_passing and db.can_go_on(using)
 
 
 def report(

@@ -172,7 +172,7 @@ class Settled(StrEnum):
     APPLIED = "applied"
     ALREADY_APPLIED = "already applied"
     CONFLICT = "conflict"
-    # The database refused this one, and took others: it is still to be written.
+    # Refused by the database or locked by somebody, unlike others: it is still to be written.
     NOT_WRITTEN = "not written"
 
 

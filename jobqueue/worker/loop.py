@@ -335,7 +335,7 @@ class Loop:
         """Take an execution off the books, unless its outcome is still to be written."""
         if result is not None and result.status == Settled.NOT_WRITTEN:
             execution.settle_at = time.monotonic() + REFUSED_WAIT
-            error = JobQueueError("the database refuses it, and a failed attempt in its place")
+            error = JobQueueError("its row is locked, or the database refuses the change")
             self._tell(f"settle job {execution.job.pk}", error)
             return
         del self._held[execution.key]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from django.db import connections, transaction
+
 from jobqueue.lifecycle import State
+from jobqueue.models import Job
 from jobqueue.worker import loop as loops
 from tests.asserting import stored, stubborn
-from tests.helpers import wait_until
+from tests.helpers import engine, other_connection, use_connection, wait_until
 from tests.worker import handlers
-from tests.worker.tools import LocalBroker, make_job, running_loop, troubles
+from tests.worker.tools import LocalBroker, kinds, make_job, running_loop, troubles
+
+IMPATIENT = "-c lock_timeout=10ms"
 
 
 def test_an_outcome_that_the_database_refuses_is_kept_and_holds_up_nobody(alias, monkeypatch):
@@ -25,3 +31,23 @@ def test_an_outcome_that_the_database_refuses_is_kept_and_holds_up_nobody(alias,
             assert stored(kept)["state"] == State.RUNNING
         wait_until(lambda: stored(kept)["state"] == State.COMPLETED, "it was dropped")
     assert rig.loop.settled == {"completed": 2}
+
+
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_an_outcome_whose_row_is_locked_is_kept_and_holds_up_nobody(alias, monkeypatch):
+    """By somebody who sits idle in a transaction; where waiting for locks has its limit."""
+    monkeypatch.setattr(loops, "REFUSED_WAIT", 0.05)
+    monkeypatch.setitem(connections[alias].settings_dict, "OPTIONS", {"options": IMPATIENT})
+    kept = make_job(handlers.hold)
+    with running_loop(LocalBroker(alias), slots=2) as rig, troubles() as told:
+        handlers.gate().wait_until_entered()
+        with (
+            other_connection(alias) as other,
+            use_connection(other),
+            transaction.atomic(using=alias),
+        ):
+            Job.objects.select_for_update().get(pk=kept.pk)
+            handlers.gate().open()
+            wait_until(lambda: f"settle job {kept.pk}" in " ".join(told), "nobody was told")
+        wait_until(lambda: stored(kept)["state"] == State.COMPLETED, "it was dropped")
+    assert (rig.loop.settled, kinds(kept)) == ({"completed": 1}, [])
