@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from jobqueue import broker, coordinator, db, signals, transitions
 from jobqueue.exceptions import LeaseLost, TransitionConflict
 from jobqueue.lifecycle import Heartbeat
-from jobqueue.models import Worker
+from jobqueue.models import Job, Worker
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from jobqueue.testing.factories import WorkerFactory
+from tests.asserting import servers_only
 from tests.helpers import pause_at, run_in_thread, statement, wait_until_blocked
 from tests.races.scenes import (
     conflict_of,
@@ -161,17 +162,37 @@ def test_unknown_job_that_moves_on_while_it_is_handed_back(alias, state):
 
 
 def test_job_that_is_settled_while_its_loss_is_recorded(alias):
-    """The event says what was found at last; the row is what the other made of it."""
+    """The event waits for a short while; the row is what the other made of it."""
     worker = WorkerFactory()
     job = job_in("running", claimed_by=worker.pk)
     taken = take_over(job)
-    with transaction.atomic(using=alias):
+    with (
+        pause_at(alias, lambda sql: "FOR UPDATE" in sql) as pause,
+        transaction.atomic(using=alias),
+    ):
         transitions.complete(taken, 7)
         beat = run_in_thread(broker.heartbeat, worker.pk, {job.pk: job})
-        wait_until_blocked(alias)
+        if connections[alias].features.has_select_for_update:
+            pause.wait_until_reached()
+        else:
+            wait_until_blocked(alias)
     assert beat.result().lost == {job.pk}
     assert (row(job)["state"], row(job)["result"]) == ("completed", 7)
     assert kinds(job).count("conflict") == 1
+
+
+@servers_only
+def test_loss_of_a_job_that_stays_locked_is_told_without_its_event(alias):
+    """Somebody who sits idle in a transaction holds up no heartbeat."""
+    worker = WorkerFactory()
+    job = job_in("running", claimed_by=worker.pk)
+    taken = take_over(job)
+    before = kinds(job)
+    with hearing(signals.write_refused) as refused, transaction.atomic(using=alias):
+        Job.objects.select_for_update().get(pk=taken.pk)
+        assert run_in_thread(broker.heartbeat, worker.pk, {job.pk: job}).result().lost == {job.pk}
+    assert [told["error"].job_id for told in refused] == [job.pk]
+    assert kinds(job) == before
 
 
 def test_cancel_request_reaches_the_executor(alias):
