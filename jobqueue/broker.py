@@ -8,9 +8,16 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from django.db import DatabaseError, connections, router, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    connections,
+    router,
+    transaction,
+)
 
 from jobqueue import __version__, conf, db, fence, ledger, transitions
 from jobqueue import claim as claims
@@ -30,6 +37,9 @@ from jobqueue.lifecycle import (
     Verb,
 )
 from jobqueue.models import Job, Worker
+
+# What speaks of the outcome's own values: it won't be stored however often it is tried.
+UNSTORABLE: Final = (DataError, IntegrityError, InvalidJob)
 
 
 def register(
@@ -161,7 +171,7 @@ def _settle_alone(job: Job, outcome: Outcome, using: str) -> SettleResult:
     except (DatabaseError, InvalidJob) as error:
         if not _is_of_one_item(error, using):
             raise
-        if db.is_lock_refused(error):  # Nothing is wrong with the outcome.
+        if not isinstance(error, UNSTORABLE):  # Nothing is wrong with the outcome.
             return SettleResult(job.pk, Settled.NOT_WRITTEN)
         reason = Retry(Error(f"the outcome can't be stored: {error}"))
     try:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
-from jobqueue.lifecycle import State
+from jobqueue import broker
+from jobqueue.lifecycle import Completed, Settled, State
 from jobqueue.models import Job
 from jobqueue.worker import loop as loops
 from tests.asserting import stored, stubborn
 from tests.helpers import engine, other_connection, use_connection, wait_until
 from tests.worker import handlers
 from tests.worker.tools import LocalBroker, kinds, make_job, running_loop, troubles
+
+
+def claim_one() -> Job:
+    make_job(handlers.tell_connection)
+    worker = broker.register(["default"])
+    (job,) = broker.claim(worker.pk, 1)
+    return job
+
 
 IMPATIENT = "-c lock_timeout=10ms"
 
@@ -31,6 +40,24 @@ def test_an_outcome_that_the_database_refuses_is_kept_and_holds_up_nobody(alias,
             assert stored(kept)["state"] == State.RUNNING
         wait_until(lambda: stored(kept)["state"] == State.COMPLETED, "it was dropped")
     assert rig.loop.settled == {"completed": 2}
+
+
+def test_a_success_is_not_made_a_failure_by_trouble_that_passes(alias):
+    """A disk that was full for a moment, say: the batch and the first try alone meet it."""
+    job = claim_one()
+    left = [1, 1]
+
+    def fill_disk(execute, sql, params, many, context):
+        if left and sql.startswith("UPDATE") and "jobqueue_job" in sql:
+            left.pop()
+            raise OperationalError("could not extend file: No space left on device")
+        return execute(sql, params, many, context)
+
+    with connections[alias].execute_wrapper(fill_disk):
+        (refused,) = broker.settle(job.claimed_by, [(job, Completed("done"))])
+        (settled,) = broker.settle(job.claimed_by, [(job, Completed("done"))])
+    assert (refused.status, settled.status) == (Settled.NOT_WRITTEN, Settled.APPLIED)
+    assert (stored(job)["state"], stored(job)["result"], kinds(job)) == ("completed", "done", [])
 
 
 @pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
