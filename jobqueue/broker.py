@@ -19,7 +19,7 @@ from django.db import (
     transaction,
 )
 
-from jobqueue import __version__, conf, db, fence, ledger, transitions
+from jobqueue import __version__, conf, db, fence, guards, ledger, transitions
 from jobqueue import claim as claims
 from jobqueue.exceptions import InvalidJob, JobQueueError, LeaseLost, TransitionConflict
 from jobqueue.fence import SettleResult
@@ -127,20 +127,22 @@ def heartbeat(
         return Heartbeat(cancel_requested=cancel)
     outcome = Released("its worker never learned of this claim")
     known = {pk: rows.get(pk) if job is None else job for pk, job in held.items()}
-    unknown = [(job, outcome) for pk, job in rows.items() if not _is_same(known.get(pk), job)]
+    unknown = [
+        (job, outcome)
+        for pk, job in rows.items()
+        if not guards.is_same_execution(known.get(pk), job)
+    ]
     try:
         transitions.settle_many(unknown, actor=worker_id, using=using)
     except DatabaseError as error:
         if not db.is_lock_refused(error):  # else the next heartbeat finds them again
             raise
-    lost = [job for pk, job in held.items() if job and not _is_same(job, rows.get(pk))]
+    lost = [
+        job for pk, job in held.items() if job and not guards.is_same_execution(job, rows.get(pk))
+    ]
     for job in lost:
         fence.refuse(job, "hold", None, using)
     return Heartbeat(cancel - {job.pk for job in lost}, frozenset(job.pk for job in lost))
-
-
-def _is_same(one: Job | None, other: Job | None) -> bool:
-    return one is not None and other is not None and one.version == other.version
 
 
 def settle(

@@ -14,10 +14,10 @@ from typing import Any
 from django.db import router
 from django.db.models import F, Q
 
-from jobqueue import db, ledger, signals
+from jobqueue import db, guards, ledger, signals
 from jobqueue.exceptions import TransitionConflict
 from jobqueue.lifecycle import Settled
-from jobqueue.models import EventKind, Job, JobEvent
+from jobqueue.models import Job, JobEvent
 from jobqueue.settlement import Write
 
 
@@ -158,12 +158,11 @@ def is_already_applied(job: Job, writes: Sequence[Write], found: Job, using: str
     events = JobEvent.objects.using(using).filter(job_id=job.pk)
     kinds = [write.kind for write in writes if write.kind]
     if kinds:
-        return events.filter(version=job.version, actor=job.claimed_by, kind__in=kinds).exists()
+        mine = guards.settling_event(job.version, job.claimed_by, kinds)
+        return events.filter(**mine).exists()
     (completion,) = writes
-    if found.settled_version == job.version:
+    if guards.is_settled_from(found.settled_version, job.version):
         names = ("state", "result")
         return all(getattr(found, name) == completion.changes[name] for name in names)
-    state = completion.changes["state"]
-    return events.filter(
-        kind=EventKind.RERUN, detail__settled_version=job.version, from_state=state
-    ).exists()
+    rerun = guards.rerun_event(job.version, completion.changes["state"])
+    return events.filter(**rerun).exists()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from django.db import models
 
-from jobqueue import db
+from jobqueue import db, guards
 from jobqueue.lifecycle import FINAL, HELD, ExecutionFingerprint, State
 
 if TYPE_CHECKING:
@@ -22,31 +22,29 @@ class JobQuerySet(models.QuerySet["Job"]):
     """Questions about jobs, each served by the index of the same name."""
 
     def matching(self, job_id: int, fingerprint: ExecutionFingerprint) -> Self:
-        """The one row, if it still is what ``fingerprint`` says: the fence.
-
-        Each field is compared on its own, and ``None`` as ``IS NULL``.
-        """
-        where: dict[str, Any] = {"pk": job_id}
-        for name in ExecutionFingerprint.__dataclass_fields__:
-            if name != "state":
-                value = getattr(fingerprint, name)
-                is_null = value is None
-                where[f"{name}__isnull" if is_null else name] = True if is_null else value
-        return self.filter(db.state_is(self.db, fingerprint.state), **where)
+        """The one row, if it still is what ``fingerprint`` says: the fence."""
+        return self._where(guards.unchanged(fingerprint)).filter(pk=job_id)
 
     def chosen(self, job_ids: Iterable[int], *states: str) -> Self:
         """Those of the rows that are still in one of ``states``: for writes to a batch."""
-        return self.filter(db.state_is(self.db, *states), pk__in=sorted(job_ids))
+        return self._where(guards.in_states(*states)).filter(pk__in=sorted(job_ids))
+
+    def _where(self, where: guards.Where) -> Self:
+        """Filter rows that are chosen by id, so that no index on ``state`` gets in the way."""
+        rest = dict(where)
+        states = rest.pop("state__in", None) or ([rest.pop("state")] if "state" in rest else [])
+        rows = self.filter(db.state_is(self.db, *states)) if states else self
+        return rows.filter(**rest)
 
     def claimable(self, queue: str, now: datetime) -> Self:
         """Jobs of one queue that a worker may take, in the order in which it takes them."""
-        return self.filter(state=State.WAITING, queue=queue, run_after__lte=now).order_by(
+        return self.filter(state=State.WAITING, queue=queue, **guards.due(now)).order_by(
             "-priority", "run_after", "pk"
         )
 
     def due(self, now: datetime) -> Self:
         """Scheduled jobs whose time has come, oldest first."""
-        return self.filter(state=State.SCHEDULED, run_after__lte=now).order_by("run_after", "pk")
+        return self.filter(state=State.SCHEDULED, **guards.due(now)).order_by("run_after", "pk")
 
     def held(self) -> Self:
         """Jobs that some worker has, by id, without their payloads."""
@@ -58,7 +56,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def finished_before(self, moment: datetime) -> Self:
         """Jobs in a final state since before ``moment``."""
-        return self.filter(state__in=FINAL, finished_at__lt=moment)
+        return self.filter(state__in=FINAL, **guards.finished_before(moment))
 
     def in_queues(self, queues: Collection[str] | None) -> Self:
         """Only jobs of these queues; ``None`` means all."""
@@ -70,7 +68,7 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
 
     def alive(self) -> Self:
         """Workers that nobody has declared dead and that have not left."""
-        return self.filter(state="alive")
+        return self.filter(**guards.alive())
 
     def alive_ids(self, ids: Iterable[str | None]) -> set[str]:
         """Which of these ids have a live row."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django.db.models import Q
 
-from jobqueue import conf
+from jobqueue import conf, guards
 from jobqueue.backoff import Backoff
 from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
 from jobqueue.lifecycle import (
@@ -92,14 +92,14 @@ def plan(
     if not RULES[verb].yields_to_cancel:
         return (write,)
     return (
-        replace(write, where=Q(cancel_requested_at__isnull=True)),
+        replace(write, where=Q(**guards.cancel_requested(False))),
         replace(
             write,
             verb=Verb.CANCEL,
             changes=_finished(State.CANCELLED, now),
             kind=EventKind.CANCELLED,
             message=f"cancelled as requested: {write.message}",
-            where=Q(cancel_requested_at__isnull=False),
+            where=Q(**guards.cancel_requested(True)),
         ),
     )
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from django.db import router
 
-from jobqueue import conf, db, signals, transitions
+from jobqueue import conf, db, guards, signals, transitions
 from jobqueue.exceptions import InvalidJob
 from jobqueue.lifecycle import FINAL, Error, Outcome, Released, Retry, State
 from jobqueue.models import Job, Worker
@@ -241,7 +241,7 @@ class _Sweep:
         silent = (
             Worker.objects.using(self.using)
             .alive()
-            .filter(pk=worker.pk, lease=worker.lease, last_seen_at__lt=cutoff)
+            .filter(pk=worker.pk, lease=worker.lease, **guards.silent_since(cutoff))
         )
         if self.dry_run:
             return True

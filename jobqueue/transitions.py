@@ -17,7 +17,7 @@ from typing import Any
 from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 
-from jobqueue import db, fence, ledger
+from jobqueue import db, fence, guards, ledger
 from jobqueue.exceptions import TransitionNotAllowed
 from jobqueue.fence import SettleResult
 from jobqueue.lifecycle import (
@@ -237,7 +237,7 @@ def claim(
     if start:
         changes |= {"state": State.RUNNING, "attempt": F("attempt") + 1, "attempted_at": now}
     jobs = Job.objects.using(using)
-    jobs.chosen(job_ids, State.WAITING).filter(queue=queue, run_after__lte=now).update(
+    jobs.chosen(job_ids, State.WAITING).filter(queue=queue, **guards.due(now)).update(
         version=F("version") + 1, **changes
     )
     mine = jobs.chosen(job_ids, changes["state"]).filter(claimed_by=worker_id, claimed_at=now)
@@ -258,7 +258,7 @@ def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
     def work() -> int:
         ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
         chosen = Job.objects.using(using).chosen(ids, State.SCHEDULED)
-        return chosen.filter(run_after__lte=now).update(
+        return chosen.filter(**guards.due(now)).update(
             state=State.WAITING, version=F("version") + 1
         )
 
@@ -339,7 +339,11 @@ def delete_finished(job_ids: Sequence[int], before: datetime, *, using: str) -> 
     """
 
     def work() -> int:
-        old = Job.objects.using(using).chosen(job_ids, *FINAL).filter(finished_at__lt=before)
+        old = (
+            Job.objects.using(using)
+            .chosen(job_ids, *FINAL)
+            .filter(**guards.finished_before(before))
+        )
         locked = list(
             db.lock_rows(old.order_by("pk"), skip_locked=True).values_list("pk", flat=True)
         )
