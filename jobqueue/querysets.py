@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from django.db import models
 
@@ -17,23 +17,30 @@ if TYPE_CHECKING:
 # What a person or a handler brings can be large; the fence needs none of it.
 PAYLOAD_COLUMNS = ("args", "kwargs", "result", "checkpoint", "metadata", "progress_note")
 
+# What of a job its executor needs; the rest is read when it is asked for.
+CLAIMED_COLUMNS: Final = (
+    *("id", "queue", "task", "args", "kwargs", "priority", "state", "run_after", "attempt"),
+    *("max_attempts", "excused", "backoff", "timeout", "claimed_by", "claimed_at", "attempted_at"),
+    *("version", "checkpoint", "workspace"),
+)
+
 
 class JobQuerySet(models.QuerySet["Job"]):
     """Questions about jobs, each served by the index of the same name."""
 
     def matching(self, job_id: int, fingerprint: ExecutionFingerprint) -> Self:
         """The one row, if it still is what ``fingerprint`` says: the fence."""
-        return self._where(guards.unchanged(fingerprint)).filter(pk=job_id)
+        return self.alike(guards.unchanged(fingerprint)).filter(pk=job_id)
 
     def chosen(self, job_ids: Iterable[int], *states: str) -> Self:
         """Those of the rows that are still in one of ``states``: for writes to a batch."""
-        return self._where(guards.in_states(*states)).filter(pk__in=sorted(job_ids))
+        return self.alike(guards.in_states(*states)).filter(pk__in=sorted(job_ids))
 
-    def _where(self, where: guards.Where) -> Self:
-        """Filter rows that are chosen by id, so that no index on ``state`` gets in the way."""
+    def alike(self, where: guards.Where) -> Self:
+        """Rows like this; to be chosen by their ids, so that no index on ``state`` is used."""
         rest = dict(where)
         states = rest.pop("state__in", None) or ([rest.pop("state")] if "state" in rest else [])
-        rows = self.filter(db.state_is(self.db, *states)) if states else self
+        rows = self.filter(db.state_is(*states)) if states else self
         return rows.filter(**rest)
 
     def claimable(self, queue: str, now: datetime) -> Self:
