@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 # What a person or a handler brings can be large; the fence needs none of it.
 PAYLOAD_COLUMNS = ("args", "kwargs", "result", "checkpoint", "metadata", "progress_note")
 
-# What of a job its executor needs; the rest is read when it is asked for.
+# What a claim reads of a job, for its executor; the rest is read when it is asked for.
 CLAIMED_COLUMNS: Final = (
-    *("id", "queue", "task", "args", "kwargs", "priority", "state", "run_after", "attempt"),
-    *("max_attempts", "excused", "backoff", "timeout", "claimed_by", "claimed_at", "attempted_at"),
-    *("version", "checkpoint", "workspace"),
+    *("id", "queue", "task", "args", "kwargs", "priority", "attempt", "max_attempts", "excused"),
+    *("backoff", "timeout", "version", "checkpoint", "workspace"),
 )
 
 

@@ -240,8 +240,7 @@ def claim(
     still = jobs.alike(guards.in_states(State.WAITING)).filter(**guards.due(now))
     free = db.lock_rows(rows, skip_locked=True)
     if db.has_batches(using):
-        mine = db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
-        return sorted(mine, key=lambda job: (-job.priority, job.run_after, job.pk))
+        return db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
     ids = list(free.values_list("pk", flat=True))
     if not ids:
         return []
