@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, Final
 
 from jobqueue.exceptions import Cancel, JobQueueError
 from jobqueue.lifecycle import Effects, Report
 from jobqueue.settlement import check_checkpoint, check_progress
+
+# One for all: it is held for as long as it takes to put two values together.
+_report_lock: Final = threading.Lock()
 
 Atomic = Callable[[str | None], AbstractContextManager[Effects]]
 
@@ -25,6 +30,7 @@ class JobContext:
         fencing_token: the version of the job's row that this execution runs under. It rises with
             every execution of the job, so an outside system that remembers the highest token can
             refuse a superseded execution.
+        deadline: when the job's time is up, by ``time.monotonic()``; ``None`` if it has no timeout.
     """
 
     def __init__(
@@ -34,33 +40,47 @@ class JobContext:
         attempt: int,
         fencing_token: int,
         checkpoint: Any = None,
+        timeout: timedelta | None = None,
         atomic: Atomic | None = None,
     ) -> None:
         self.job_id = job_id
         self.task = task
         self.attempt = attempt
         self.fencing_token = fencing_token
+        self.deadline: float | None = None
         self._checkpoint = checkpoint
+        self._timeout = timeout
         self._atomic = atomic
-        self._lost = threading.Event()
-        self._cancelled = threading.Event()
+        self._lost = False
+        self._cancelled = False
         self._report: Report | None = None
-        self._report_lock = threading.Lock()
 
     @property
     def lost(self) -> bool:
         """Whether the job was taken from this execution: whatever it reports will be refused."""
-        return self._lost.is_set()
+        return self._lost
 
     @property
     def cancelled(self) -> bool:
         """Whether somebody asked for this job to be cancelled."""
-        return self._cancelled.is_set()
+        return self._cancelled
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the job's time is up, 0 if it is; ``None`` if it has no timeout."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def raise_if_cancelled(self) -> None:
-        """Give the job up, if somebody asked for that: raise ``Cancel``."""
+        """Give the job up, if somebody asked for that or its time is up.
+
+        Raises:
+            Cancel: somebody asked for it.
+            TimeoutError: its timeout is over; like any other error, a failed attempt.
+        """
         if self.cancelled:
             raise Cancel("cancelled as requested")
+        if self.time_left == 0:
+            raise TimeoutError(f"the job's timeout of {self._timeout} is over")
 
     @property
     def checkpoint(self) -> Any:
@@ -76,7 +96,7 @@ class JobContext:
             InvalidJob: ``value`` isn't JSON.
         """
         value = check_checkpoint(self.job_id, value)
-        with self._report_lock:
+        with _report_lock:
             self._checkpoint = value
             self._report = (self._report or Report()).with_checkpoint(value)
 
@@ -90,7 +110,7 @@ class JobContext:
                 characters or some that can't be stored.
         """
         check_progress(self.job_id, percent, note)
-        with self._report_lock:
+        with _report_lock:
             self._report = (self._report or Report()).with_progress(percent, note)
 
     def atomic(self, using: str | None = None) -> AbstractContextManager[Effects]:
@@ -118,13 +138,20 @@ class JobContext:
 
     # -- For the worker
 
+    def begin(self) -> float:
+        """Called when the handler begins; return when that is, by ``time.monotonic()``."""
+        now = time.monotonic()
+        if self._timeout is not None:
+            self.deadline = now + self._timeout.total_seconds()
+        return now
+
     def tell_lost(self) -> None:
         """Called when the database no longer gives the worker the job."""
-        self._lost.set()
+        self._lost = True
 
     def tell_cancelled(self) -> None:
         """Called when a cancel request reaches the worker."""
-        self._cancelled.set()
+        self._cancelled = True
 
     @property
     def has_report(self) -> bool:
@@ -133,13 +160,13 @@ class JobContext:
 
     def take_report(self) -> Report | None:
         """Return what is to be written, and forget it."""
-        with self._report_lock:
+        with _report_lock:
             report, self._report = self._report, None
             return report
 
     def give_back(self, report: Report) -> None:
         """Take a report back that couldn't be written; what was said since stands over it."""
-        with self._report_lock:
+        with _report_lock:
             self._report = self._report.over(report) if self._report else report
 
 

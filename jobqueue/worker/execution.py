@@ -30,6 +30,9 @@ class Execution:
         completed: its handler has completed it there: nothing is left to write.
         reported_at: when progress was last written, by ``time.monotonic()``.
         settle_at: not before this time; the database refused the outcome, and took others.
+        taken_at: when it came into this worker's hands, by the same clock.
+        began_at: when a thread began to run it; 0 before.
+        took: how long that took, in seconds.
     """
 
     job: Any
@@ -40,6 +43,9 @@ class Execution:
     completed: bool = False
     reported_at: float = 0.0
     settle_at: float = 0.0
+    taken_at: float = 0.0
+    began_at: float = 0.0
+    took: float = 0.0
     _last_words: Report | None = None
 
     @property
@@ -52,11 +58,21 @@ class Execution:
         """Whether the outcome is still to be written."""
         return not (self.lost or self.completed)
 
-    @property
-    def is_ripe(self) -> bool:
+    def begin(self) -> float:
+        """Note that a thread begins to run it; return when."""
+        self.began_at = self.context.begin()
+        return self.began_at
+
+    def is_overdue(self, when: float) -> bool:
+        """Whether it should have ended before ``when``, and has not."""
+        deadline = self.context.deadline
+        return deadline is not None and deadline < when and self.outcome is None
+
+    def is_ripe(self, now: float) -> bool:
         """Whether the outcome may be written: what was said before it has been."""
-        is_told = not (self.is_open and self.context.has_report)
-        return self.outcome is not None and is_told and time.monotonic() >= self.settle_at
+        if self.outcome is None or now < self.settle_at:
+            return False
+        return not (self.is_open and self.context.has_report)
 
     @property
     def judged(self) -> Any:

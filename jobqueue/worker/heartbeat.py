@@ -74,9 +74,9 @@ class Heart:
             return
         try:
             with loop.turns.compare(timeout=self.interval / 2) as entered:
-                held = loop.held_jobs() if entered else None
+                held = loop.hand.judged() if entered else None
                 heard = loop.broker.heartbeat(loop.worker_id, held)
-                loop.hear(heard)
+                loop.hand.hear(heard)
             loop.lease_until = began + self._lease
         except LeaseLost:
             loop.lose_lease()

@@ -6,14 +6,11 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from jobqueue import db, signals
 from jobqueue.exceptions import JobQueueError, LeaseLost
@@ -22,58 +19,28 @@ from jobqueue.lifecycle import (
     Completed,
     Effects,
     Error,
-    Heartbeat,
     Outcome,
     Released,
-    Report,
     Retry,
     Settled,
     Snoozed,
 )
 from jobqueue.worker.context import JobContext
-from jobqueue.worker.execute import describe, execute
+from jobqueue.worker.contract import Broker, Ended, LoopOptions
+from jobqueue.worker.execute import execute
 from jobqueue.worker.execution import REFUSED_WAIT, REPORT_EVERY, Execution, reports_due
+from jobqueue.worker.hand import Hand
 from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
+from jobqueue.worker.pace import HORIZON, Pace
+from jobqueue.worker.threads import Crew
 
 Answer = TypeVar("Answer")
 
-
-class Broker(Protocol):
-    """The verbs that the loop needs; ``jobqueue.broker`` tells what each does."""
-
-    def claim(self, worker_id: str, limit: int) -> Sequence[Any]: ...
-
-    def heartbeat(self, worker_id: str, held: Mapping[int, Any] | None) -> Heartbeat: ...
-
-    def settle(self, worker_id: str, items: Sequence[tuple[Any, Outcome]]) -> Sequence[Any]: ...
-
-    def report(self, worker_id: str, items: Sequence[tuple[Any, Report]]) -> Sequence[bool]: ...
-
-    def atomic(
-        self, worker_id: str, job: Any, closing: Execution, alias: str | None
-    ) -> AbstractContextManager[Effects]: ...
-
-    def leave(self, worker_id: str) -> None: ...
-
-
-class Ended(Enum):
-    """Why a loop ended."""
-
-    STOPPED = auto()
-    DRAINED = auto()
-    LEASE_LOST = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """How to work: see ``run_worker``. Times in seconds."""
-
-    slots: int
-    poll: float
-    lease: float
-    grace: float
-    burst: bool = False
-    max_jobs: int | None = None
+# While jobs wait for a thread, outcomes are gathered for so long, in seconds, before they are
+# written: a statement costs far more than a row of it.
+GATHER: Final = 0.005
+# Those that have waited for a thread for so long are handed back, for others to take.
+STALL: Final = 1.0
 
 
 # How a job that may run again is counted; one that is over, by its state.
@@ -88,16 +55,14 @@ def _became(outcome: Outcome, result: Any) -> str:
 
 
 class Loop:
-    """Runs in one thread; handlers run in the executor's.
+    """Runs in one thread; handlers run in those of its crew.
 
-    A slot is free only once its outcome is written, so nothing is claimed that can't be run, and
-    no outcome is dropped: while the database is in trouble it is kept and tried again, until the
+    A slot is free only once its outcome is written, so nothing is claimed that can't soon be run.
+    No outcome is dropped: while the database is in trouble it is kept and tried again, until the
     loop was told to stop and the grace is over.
     """
 
-    def __init__(
-        self, broker: Broker, worker_id: str, executor: Executor, options: LoopOptions
-    ) -> None:
+    def __init__(self, broker: Broker, worker_id: str, options: LoopOptions) -> None:
         self.broker = broker
         self.worker_id = worker_id
         self.turns = Turns()
@@ -106,14 +71,15 @@ class Loop:
         self.settled: Counter[str] = Counter()
         self.claimed = 0
         self.abandoned = 0  # handlers that did not end within the grace
-        self._executor = executor
+        self.hung = 0  # handlers that did not end when their time was up
+        self.crew = Crew(options.slots, self._perform)
+        self.hand = Hand()
+        self._pace = Pace(options.slots, options.batch)
         self._options = options
-        self._held: dict[tuple[int, int], Execution] = {}
         # Its put() may be called from a signal handler; an Event's set() may not.
         self._inbox: SimpleQueue[tuple[Execution, Outcome] | None] = SimpleQueue()
         self._end_by = math.inf
         self._lease_lost = False
-        self._in_doubt = False
         self._waits = db.waits()
         self._retry_at = 0.0
 
@@ -127,46 +93,23 @@ class Loop:
     def lose_lease(self) -> None:
         """Claim no more and tell the running handlers; what they report, the fence decides."""
         self._lease_lost = True
-        for execution in list(self._held.values()):
-            execution.context.tell_lost()
+        self.hand.tell_all_lost()
         self._inbox.put(None)
-
-    def held_jobs(self) -> dict[int, Any] | None:
-        """Return the jobs in hand by id; exact while ``turns`` keeps the loop from exchanging.
-
-        A job of which the database may know the end, and this worker not yet, is not one that
-        somebody took: ``None`` stands for one that its handler may complete at any moment, and for
-        all of them while it isn't known whether outcomes were written.
-        """
-        if self._in_doubt:
-            return None
-        newest: dict[int, Execution] = {}
-        for execution in list(self._held.values()):  # in the order in which they were claimed
-            if not execution.lost:
-                if older := newest.get(execution.job.pk):
-                    older.context.tell_lost()
-                newest[execution.job.pk] = execution
-        return {pk: execution.judged for pk, execution in newest.items()}
-
-    def hear(self, heard: Heartbeat) -> None:
-        """Pass on what a heartbeat learned."""
-        for execution in list(self._held.values()):
-            if execution.job.pk in heard.cancel_requested:
-                execution.context.tell_cancelled()
-            if execution.job.pk in heard.lost:
-                execution.lose()
 
     # -- The loop
 
     def run(self) -> Ended:
         """Work until told to stop, the lease is lost or, with ``burst``, nothing is left to do."""
         ended = self._work()
+        if ended is not Ended.DRAINED:
+            self._hand_back()
         self._drain()
         return ended
 
     def _work(self) -> Ended:
         while True:
             self.ticked = time.monotonic()
+            self._expire()
             self._report()
             self._flush()
             if self.ticked > self.lease_until + self._beat:
@@ -174,11 +117,14 @@ class Loop:
                 self.lose_lease()
             if self._lease_lost:
                 return Ended.LEASE_LOST
+            if self.hung:
+                return Ended.HUNG
+            self._unblock()
             limit = self._room()
-            if self._is_stopping() or (limit == 0 and not self._held and self._is_spent()):
+            if self._is_stopping() or (limit == 0 and not self.hand and self._is_spent()):
                 return Ended.STOPPED
             claimed = self._claim(limit) if limit else None
-            if self._options.burst and claimed == 0 and not self._held:
+            if self._options.burst and claimed == 0 and not self.hand:
                 return Ended.DRAINED
             self._receive(self._pause())
 
@@ -189,8 +135,9 @@ class Loop:
         ends when the grace is over, after a last try.
         """
         patience = time.monotonic() + self._options.grace
-        while self._held:
+        while self.hand:
             self.ticked = now = time.monotonic()
+            self._expire()
             is_last = now >= self._end_by
             if is_last or now >= patience:
                 self._give_up()
@@ -200,24 +147,47 @@ class Loop:
                 write()
             if is_last:
                 return
-            if self._held:
+            if self.hand:
                 ends = [end - now for end in (patience, self._end_by) if end > now]
                 self._receive(min(self._pause(), *ends))
 
     def _give_up(self) -> None:
         """Decide what becomes of the jobs whose handlers have not ended."""
         self._receive(0)
-        for execution in self._held.values():
-            if execution.outcome is None:
+        # A lost lease costs the attempt, as it does when a sweep is there first: a job that wedges
+        # its worker must not come back for ever.
+        outcome = (
+            Released("its worker was stopped")
+            if self._is_stopping()
+            else Retry(Error("its worker lost its lease, and the handler did not end"))
+        )
+        self.abandoned += self.hand.give_up(outcome)
+
+    def _hand_back(self) -> None:
+        """Release what no thread has begun."""
+        for execution in self.crew.take_back():
+            self._inbox.put((execution, Released("its worker did not begin it")))
+
+    def _unblock(self) -> None:
+        """Hand back what was claimed ahead, if it has been waiting for a thread for too long."""
+        first = self.crew.first()
+        if first and time.monotonic() - first.taken_at > STALL:
+            self._hand_back()
+            self._receive(0)
+            self._pace.slow_down()
+
+    def _expire(self) -> None:
+        """Give up handlers that go on past their time.
+
+        Their threads can't be ended: the process has to be, which is the supervisor's business.
+        """
+        now = time.monotonic()
+        for execution in self.hand:
+            if execution.is_overdue(now - self._options.patience):
                 execution.context.tell_lost()
-                # A lost lease costs the attempt, as it does when a sweep is there first: a job
-                # that wedges its worker must not come back for ever.
-                execution.outcome = (
-                    Released("its worker was stopped")
-                    if self._is_stopping()
-                    else Retry(Error("its worker lost its lease, and the handler did not end"))
-                )
-                self.abandoned += 1
+                error = f"did not end within its timeout of {execution.job.timeout}"
+                execution.outcome = Retry(Error(f"TimeoutError: {error}"))
+                self.hung += 1
 
     @property
     def _beat(self) -> float:
@@ -234,7 +204,10 @@ class Loop:
         now = time.monotonic()
         if now < self._retry_at or now >= self.lease_until:
             return 0
-        room = self._options.slots - len(self._held)
+        limit = self._pace.limit(self.hand.stuck(now - HORIZON))
+        room = limit - len(self.hand)
+        if room < limit // 2 and self.crew.backlog():
+            return 0  # a statement for a few more doesn't pay while there is enough to do
         if self._options.max_jobs is not None:
             room = min(room, self._options.max_jobs - self.claimed)
         return max(room, 0)
@@ -242,7 +215,7 @@ class Loop:
     def _pause(self) -> float:
         """How long to wait for something to happen: never for so long as to look wedged."""
         pause = min(self._options.poll * (0.75 + random.random() / 2), self._options.lease / 2)
-        if self._held:
+        if self.hand:
             pause = min(pause, REPORT_EVERY)
         until_retry = self._retry_at - time.monotonic()
         return min(pause, until_retry) if until_retry > 0 else pause
@@ -254,9 +227,7 @@ class Loop:
                 return None
             jobs = self._attempt("claim", lambda: self.broker.claim(self.worker_id, limit))
             executions = [self._take(job) for job in jobs or ()]
-        for execution in executions:
-            future = self._executor.submit(execute, execution.job, execution.context)
-            future.add_done_callback(partial(self._finish, execution))
+        self.crew.give(executions)
         return None if jobs is None else len(executions)
 
     def _take(self, job: Any) -> Execution:
@@ -267,10 +238,11 @@ class Loop:
             job.attempt,
             job.version,
             checkpoint=job.checkpoint,
+            timeout=job.timeout,
             atomic=lambda alias: self._complete_within(execution, alias),
         )
-        execution = Execution(job, context)
-        self._held[execution.key] = execution
+        execution = Execution(job, context, taken_at=time.monotonic())
+        self.hand.add(execution)
         if self._lease_lost:  # meanwhile, when nobody knew of this one
             context.tell_lost()
         return execution
@@ -290,29 +262,33 @@ class Loop:
                 self.broker.atomic(self.worker_id, execution.job, execution, alias)
             )
 
-    def _finish(self, execution: Execution, future: Future[Outcome]) -> None:
-        """Called in the executor's thread."""
-        error = future.exception()
-        outcome = Retry(describe(error)) if error else future.result()
+    def _perform(self, execution: Execution) -> None:
+        """Called in a thread of the crew."""
+        began = execution.begin()
+        outcome = execute(execution.job, execution.context)
+        execution.took = time.monotonic() - began
         self._inbox.put((execution, outcome))
 
     def _receive(self, timeout: float) -> None:
         """Wait until something happens, for ``timeout`` seconds at most, and take in all of it."""
         with suppress(Empty):
-            self._take_in(self._inbox.get(timeout=timeout))
-            while True:
-                self._take_in(self._inbox.get_nowait())
-
-    def _take_in(self, message: tuple[Execution, Outcome] | None) -> None:
-        """Note an outcome; only here and in ``_give_up``, so that the first one stands."""
-        if message:
-            execution, outcome = message
-            execution.outcome = execution.outcome or outcome
+            messages = [self._inbox.get(timeout=timeout)]
+            until = time.monotonic() + GATHER
+            while self.crew.backlog() and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, GATHER / 5))
+            with suppress(Empty):
+                while True:
+                    messages.append(self._inbox.get_nowait())
+            ended = [message for message in messages if message]
+            for execution, outcome in ended:
+                # The first one stands, if it was given up before.
+                execution.outcome = execution.outcome or outcome
+            times = [execution.took for execution, _ in ended if execution.began_at]
+            self._pace.note(len(times), sum(times))
 
     def _flush(self, *, last: bool = False) -> None:
         """Write the outcomes that have come in; on trouble keep them for the next time."""
-        held = list(self._held.values())
-        done = [e for e in held if e.is_ripe or (last and e.outcome is not None)]
+        done = self.hand.ripe(last=last)
         if not done or time.monotonic() < self._retry_at:
             return
         with self.turns.exchange(self._beat) as entered:
@@ -324,7 +300,7 @@ class Loop:
             if items:
                 settle = partial(self.broker.settle, self.worker_id, items)
                 results = self._attempt("settle", settle)
-            self._in_doubt = results is None
+            self.hand.in_doubt = results is None
             if results is None:
                 return
             answers = dict(zip((e.key for e in to_write), results, strict=True))
@@ -338,7 +314,7 @@ class Loop:
             error = JobQueueError("its row is locked, or the database refuses the change")
             self._tell(f"settle job {execution.job.pk}", error)
             return
-        del self._held[execution.key]
+        self.hand.remove(execution)
         if result is None:
             self._count_closed(execution)
         elif execution.outcome:
@@ -357,11 +333,11 @@ class Loop:
 
     def _report(self) -> None:
         """Write what running executions said about themselves; on trouble keep it."""
-        has_said = any(execution.context.has_report for execution in self._held.values())
+        has_said = any(execution.context.has_report for execution in self.hand)
         if not has_said or time.monotonic() < self._retry_at:
             return
         with self.turns.exchange(self._beat) as entered:
-            due = list(reports_due(self._held.values())) if entered else []
+            due = list(reports_due(self.hand)) if entered else []
             if not due:
                 return
             items = [(execution.job, report) for execution, report in due]

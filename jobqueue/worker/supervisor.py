@@ -20,9 +20,10 @@ from django.db import Error, router
 from jobqueue import broker, conf, db, signals
 from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
+from jobqueue.worker.contract import Broker, Ended, LoopOptions
 from jobqueue.worker.heartbeat import Heart
-from jobqueue.worker.loop import Broker, Ended, Loop, LoopOptions
-from jobqueue.worker.threads import THREAD_PREFIX, DaemonThreadExecutor, Periodic
+from jobqueue.worker.loop import Loop
+from jobqueue.worker.threads import THREAD_PREFIX, Periodic
 
 SWEEP_JITTER = 0.1
 # How long the interpreter may wait for hung handlers' threads once all else is done.
@@ -40,6 +41,7 @@ class WorkerOptions:
     grace: float | None = None
     burst: bool = False
     max_jobs: int | None = None
+    batch: int | None = None
     using: str | None = None
 
     def loop_options(self) -> LoopOptions:
@@ -50,6 +52,8 @@ class WorkerOptions:
             poll=settings.POLL if self.poll is None else self.poll,
             lease=settings.LEASE if self.lease is None else self.lease,
             grace=settings.GRACE if self.grace is None else self.grace,
+            patience=settings.TIMEOUT_GRACE / 2,
+            batch=settings.BATCH if self.batch is None else self.batch,
             burst=self.burst,
             max_jobs=self.max_jobs,
         )
@@ -92,7 +96,7 @@ class WorkerProcess:
             waits = db.waits()
             on_start(worker_id)
             ended = self._work(worker_id, began, options, using)
-            if ended is not Ended.LEASE_LOST or self.claimed == self.options.max_jobs:
+            if ended not in (Ended.LEASE_LOST, Ended.HUNG) or self.claimed == self.options.max_jobs:
                 break
 
     def _register(self, options: LoopOptions, using: str) -> str:
@@ -101,10 +105,9 @@ class WorkerProcess:
 
     def _work(self, worker_id: str, began: float, options: LoopOptions, using: str) -> Ended:
         local = _local_broker(using)
-        executor = DaemonThreadExecutor(options.slots)
         if options.max_jobs is not None:
             options = replace(options, max_jobs=options.max_jobs - self.claimed)
-        loop = Loop(local, worker_id, executor, options)
+        loop = Loop(local, worker_id, options)
         loop.lease_until = began + options.lease
         self._loop = loop
         if self._stopping:
@@ -117,10 +120,10 @@ class WorkerProcess:
             Periodic(sweep, interval, jitter=SWEEP_JITTER, name=f"{THREAD_PREFIX}sweep"),
         ):
             ended = loop.run()
-        executor.shutdown(wait=not loop.abandoned)
+        loop.crew.shutdown(wait=not (loop.abandoned or loop.hung))
         self.settled += loop.settled
         self.claimed += loop.claimed
-        self.abandoned += loop.abandoned
+        self.abandoned += loop.abandoned + loop.hung
         try:
             local.leave(worker_id)
         except Exception as error:

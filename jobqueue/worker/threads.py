@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import random
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from jobqueue import db
 
@@ -15,54 +15,75 @@ THREAD_PREFIX = "jobqueue-"
 # How long a call that hangs in the database may keep its worker from ending.
 STOP_PATIENCE = 5.0
 
-Result = TypeVar("Result")
-Task = tuple["Future[Any]", Callable[[], Any]]
+Work = TypeVar("Work")
 
 
-class DaemonThreadExecutor(Executor):
-    """A fixed number of threads that never keep the interpreter from exiting.
+class Crew(Generic[Work]):
+    """A fixed number of daemon threads that do what they are given, in order.
 
-    ``ThreadPoolExecutor`` joins its threads at exit, so one hung handler would keep a worker that
-    was told to stop, and has handed the job back, from ever ending.
+    Quick work pays for no hand-over of its own: a thread goes on to the next by itself. A thread
+    never keeps the interpreter from exiting: ``ThreadPoolExecutor`` joins its threads at exit, so
+    one hung handler would keep a worker that was told to stop, and has handed the job back, from
+    ever ending.
+
+    Args:
+        size: how many threads.
+        work: called in one of them with each thing given; it must not raise.
     """
 
-    def __init__(self, max_workers: int) -> None:
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    def __init__(self, size: int, work: Callable[[Work], None]) -> None:
+        self.size = size
+        self._work = work
+        self._backlog: deque[Work] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, name=f"{THREAD_PREFIX}{number}", daemon=True)
-            for number in range(max_workers)
+            threading.Thread(target=self._run, name=f"{THREAD_PREFIX}{number}", daemon=True)
+            for number in range(size)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Run ``fn`` in one of the threads."""
-        future: Future[Result] = Future()
-        self._tasks.put((future, lambda: fn(*args, **kwargs)))
-        return future
+    def give(self, things: Sequence[Work]) -> None:
+        """Have these done, after what was given before."""
+        self._backlog.extend(things)
+        for _ in range(min(len(things), self.size)):
+            self._calls.put(True)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def backlog(self) -> int:
+        """How many things no thread has begun yet."""
+        return len(self._backlog)
+
+    def first(self) -> Work | None:
+        """Return what is begun next, if there is any."""
+        try:
+            return self._backlog[0]
+        except IndexError:
+            return None
+
+    def take_back(self) -> list[Work]:
+        """Return what no thread has begun yet; none will."""
+        return list(iter(self._next, None))
+
+    def shutdown(self, wait: bool = True) -> None:
         """End each thread once it is idle; with ``wait`` not before they have ended."""
         for _ in self._threads:
-            self._tasks.put(None)
+            self._calls.put(False)
         if wait:
             for thread in self._threads:
                 thread.join()
 
-    def _work(self) -> None:
-        while task := self._tasks.get():
-            self._run(*task)
-            del task  # an idle thread keeps no job's arguments and results alive
+    def _run(self) -> None:
+        while self._calls.get():
+            while (thing := self._next()) is not None:
+                self._work(thing)
+                del thing  # an idle thread keeps no job's arguments and results alive
         db.close_connections()
 
-    @staticmethod
-    def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+    def _next(self) -> Work | None:
         try:
-            result = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            return self._backlog.popleft()
+        except IndexError:
+            return None
 
 
 class Periodic:

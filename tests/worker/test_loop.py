@@ -12,7 +12,7 @@ from jobqueue import coordinator, transitions
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory
-from jobqueue.worker.loop import Ended
+from jobqueue.worker.contract import Ended
 from tests.helpers import wait_until
 from tests.worker import handlers
 from tests.worker.tools import (

@@ -18,7 +18,7 @@ from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, Worker
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory
-from jobqueue.worker.loop import LoopOptions
+from jobqueue.worker.contract import LoopOptions
 from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess, stopping_on_signals
 from tests.helpers import engine, run_in_thread, wait_until
 from tests.worker import handlers

@@ -17,10 +17,10 @@ from jobqueue import broker, signals
 from jobqueue.lifecycle import Heartbeat, Outcome
 from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.testing.factories import JobFactory
+from jobqueue.worker.contract import Ended, LoopOptions
 from jobqueue.worker.heartbeat import Heart
-from jobqueue.worker.loop import Ended, Loop, LoopOptions
+from jobqueue.worker.loop import Loop
 from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess
-from jobqueue.worker.threads import DaemonThreadExecutor
 from tests.helpers import TIMEOUT, Running, run_in_thread, wait_until
 from tests.worker import handlers
 
@@ -152,13 +152,16 @@ def running_loop(
     poll: float = 0.02,
     lease: float = 30.0,
     grace: float = TIMEOUT,
+    batch: int = 1,
     **options: Any,
 ) -> Iterator[Rig]:
-    """Run a loop in a thread while the block lasts; then open all gates and stop it."""
+    """Run a loop in a thread while the block lasts; then open all gates and stop it.
+
+    It claims nothing ahead of its threads, unless a larger ``batch`` lets it.
+    """
     worker = broker.register(queues, lease, slots, using=local.alias)
-    executor = DaemonThreadExecutor(slots)
-    settings = LoopOptions(slots=slots, poll=poll, lease=lease, grace=grace, **options)
-    loop = Loop(local, worker.pk, executor, settings)
+    settings = LoopOptions(slots=slots, poll=poll, lease=lease, grace=grace, batch=batch, **options)
+    loop = Loop(local, worker.pk, settings)
     rig = Rig(worker, loop, Heart(loop, lease), run_in_thread(loop.run))
     try:
         yield rig
@@ -167,7 +170,7 @@ def running_loop(
             gate.open()
         loop.stop()
         rig.running.thread.join(TIMEOUT)
-        executor.shutdown()
+        loop.crew.shutdown()
 
 
 @contextmanager

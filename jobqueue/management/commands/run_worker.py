@@ -31,6 +31,11 @@ class Command(JobQueueCommand):
         )
         parser.add_argument("--threads", type=count(1000), help="Jobs to run at once.")
         parser.add_argument(
+            "--batch",
+            type=count(10_000),
+            help="Quick jobs to have in hand at most; 1 claims none ahead of the threads.",
+        )
+        parser.add_argument(
             "--burst", action="store_true", help="End when no job is waiting any more."
         )
         parser.add_argument("--max-jobs", type=count(2**31), help="End after this many jobs.")
@@ -47,6 +52,7 @@ class Command(JobQueueCommand):
             WorkerOptions(
                 queues=options["queues"] or (),
                 threads=options["threads"],
+                batch=options["batch"],
                 lease=options["lease"],
                 poll=options["poll"],
                 grace=options["grace"],

@@ -1,0 +1,57 @@
+"""What the loop is handed and what it answers: a broker, options, and why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from jobqueue.lifecycle import Effects, Heartbeat, Outcome, Report
+from jobqueue.worker.execution import Execution
+
+
+class Broker(Protocol):
+    """The verbs that the loop needs; ``jobqueue.broker`` tells what each does."""
+
+    def claim(self, worker_id: str, limit: int) -> Sequence[Any]: ...
+
+    def heartbeat(self, worker_id: str, held: Mapping[int, Any] | None) -> Heartbeat: ...
+
+    def settle(self, worker_id: str, items: Sequence[tuple[Any, Outcome]]) -> Sequence[Any]: ...
+
+    def report(self, worker_id: str, items: Sequence[tuple[Any, Report]]) -> Sequence[bool]: ...
+
+    def atomic(
+        self, worker_id: str, job: Any, closing: Execution, alias: str | None
+    ) -> AbstractContextManager[Effects]: ...
+
+    def leave(self, worker_id: str) -> None: ...
+
+
+class Ended(Enum):
+    """Why a loop ended."""
+
+    STOPPED = auto()
+    DRAINED = auto()
+    LEASE_LOST = auto()
+    HUNG = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How to work: see ``run_worker``. Times in seconds.
+
+    ``patience`` is how far past its timeout a handler may go on before it is given up; ``batch``,
+    how many quick jobs may be in hand at once.
+    """
+
+    slots: int
+    poll: float
+    lease: float
+    grace: float
+    patience: float = 15.0
+    batch: int = 500
+    burst: bool = False
+    max_jobs: int | None = None
