@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db import router
@@ -112,10 +112,16 @@ def apply(
         return done
 
     done = db.in_transaction(using, work)
-    return [
-        _result(job, writes, done.get(index), actor, using, quiet)
-        for index, (job, writes) in enumerate(plans)
-    ]
+    results = []
+    for index, (job, writes) in enumerate(plans):
+        if write := done.get(index):
+            changes = write.changes
+            if actor is None:
+                changes = {**changes, "settled_version": job.version}
+            results.append(applied(job, write.verb, changes, actor, using))
+        else:
+            results.append(_unwritten(job, writes, actor, using, quiet))
+    return results
 
 
 def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConflict:
@@ -125,11 +131,12 @@ def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConf
     return conflict
 
 
-def announce(
+def applied(
     job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str
 ) -> SettleResult:
-    """Tell whoever listens of a write, once it is committed, and return it as applied."""
+    """Return the result of a write that matched, and tell whoever listens once it is committed."""
     result = SettleResult(job.pk, Settled.APPLIED, applied=(job, changes))
+    # Asked here as well, so that the copy which listeners get is made for them alone.
     if signals.job_transitioned.has_listeners(Job):
         signals.send_after_commit(
             signals.job_transitioned,
@@ -201,8 +208,8 @@ def _in_order_of_ids(plans: Sequence[tuple[Job, Any]], indexes: Iterable[int]) -
 
 def _kind(job: Job, write: Write) -> tuple[Any, ...]:
     """Return what the writes of one statement have in common."""
-    fingerprint = replace(job.fingerprint, version=0)
-    return (fingerprint, write.verb, tuple(write.changes), str(write.where))
+    execution = (job.state, job.attempt, job.claimed_by, job.claimed_at, job.attempted_at)
+    return (*execution, write.verb, *write.changes, str(write.where) if write.where else "")
 
 
 def _update_group(group: Sequence[tuple[Job, Write]], by_owner: bool, using: str) -> set[int]:
@@ -224,19 +231,9 @@ def _update_group(group: Sequence[tuple[Job, Write]], by_owner: bool, using: str
     return db.update_each(rows, match, common, each)
 
 
-def _result(
-    job: Job,
-    writes: Sequence[Write],
-    done: Write | None,
-    actor: str | None,
-    using: str,
-    quiet: bool,
+def _unwritten(
+    job: Job, writes: Sequence[Write], actor: str | None, using: str, quiet: bool
 ) -> SettleResult:
-    if done:
-        changes = done.changes
-        if actor is None:
-            changes = {**changes, "settled_version": job.version}
-        return announce(job, done.verb, changes, actor, using)
     found = read(job.pk, using)
     if found and actor is None and is_already_applied(job, writes, found, using):
         return SettleResult(job.pk, Settled.ALREADY_APPLIED, found=found)

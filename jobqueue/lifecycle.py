@@ -118,10 +118,14 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The handler returned ``result`` (JSON), or a coordinator gives it for ``reason``."""
+    """The handler returned ``result`` (JSON), or a coordinator gives it for ``reason``.
+
+    ``is_plain``: the result is known to be what will be read back, and is not checked again.
+    """
 
     result: Any = None
     reason: str = ""
+    is_plain: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

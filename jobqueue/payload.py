@@ -47,6 +47,8 @@ def check_payload(value: Any, place: str, max_bytes: int) -> Any:
     Raises:
         ValueError: something in it can't be stored, naming the path to it.
     """
+    if value is None or value is True or value is False:
+        return value
     plain = _Plain(max_bytes).read(value, place, 0)
     size = len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode())
     if size > max_bytes:

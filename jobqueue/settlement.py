@@ -31,6 +31,7 @@ from jobqueue.payload import check_payload, check_text
 
 MAX_NOTE: Final = 1000
 NO_CLAIM: Final[Mapping[str, Any]] = {"claimed_by": None, "claimed_at": None}
+_ALWAYS: Final = Q()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Write:
     kind: EventKind | None = None
     message: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
-    where: Q = field(default_factory=Q)
+    where: Q = _ALWAYS
 
 
 def require(job: Job, verb: Verb) -> None:
@@ -109,11 +110,12 @@ def _finished(state: State, now: datetime) -> dict[str, Any]:
 
 
 def _complete(job: Job, outcome: Completed, now: datetime) -> Write:
-    try:
-        limit = conf.get().MAX_PAYLOAD_BYTES
-        result = check_payload(outcome.result, "result", limit)
-    except ValueError as error:
-        raise InvalidJob(f"Job {job.pk}: {error}") from None
+    result = outcome.result
+    if not outcome.is_plain:
+        try:
+            result = check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES)
+        except ValueError as error:
+            raise InvalidJob(f"Job {job.pk}: {error}") from None
     changes = {**_finished(State.COMPLETED, now), "result": result}
     return Write(Verb.COMPLETE, changes, message=outcome.reason)
 

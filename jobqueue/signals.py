@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jobqueue")
 
 # sender=Job; job: as written; verb: what was asked for; from_state; actor.
-job_transitioned = Signal()
+job_transitioned = Signal(use_caching=True)  # asked for at every write
 # sender=Job; job: as it was decided on; error: a TransitionConflict; actor.
 write_refused = Signal()
 # sender=Worker; worker_id.

@@ -63,7 +63,7 @@ def start(job: Job, *, using: str | None = None) -> Job:
     changes = {"state": State.RUNNING, "attempt": job.attempt + 1, "attempted_at": db.now(using)}
     if not db.retry_transient(using, lambda: fence.update(job, changes, Q(), using)):
         raise fence.refuse(job, Verb.START, None, using)
-    return fence.announce(job, Verb.START, changes, None, using).unwrap()
+    return fence.applied(job, Verb.START, changes, None, using).unwrap()
 
 
 def complete(

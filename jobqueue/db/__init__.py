@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,10 +19,12 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.signals import connection_created
 from django.db.models import F, Index, Lookup, Q, QuerySet, UniqueConstraint, Value
 from django.db.models.functions import Concat, Now
 from django.db.models.lookups import In
 from django.db.models.sql.compiler import SQLCompiler
+from django.dispatch import receiver
 from django.utils import timezone
 
 from jobqueue.db.batch import has_batches as has_batches
@@ -316,9 +319,28 @@ def in_transaction(using: str, work: Callable[[], Result]) -> Result:
 # -- Connections of the current thread. One that breaks at being closed is closed.
 
 
+class _Opened(threading.local):
+    """The wrappers of the current thread that ever connected.
+
+    To ask ``connections`` for them costs more than a quick job.
+    """
+
+    def __init__(self) -> None:
+        self.wrappers: list[BaseDatabaseWrapper] = []
+
+
+_opened = _Opened()
+
+
+@receiver(connection_created)
+def _note_opened(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    if connection not in _opened.wrappers:
+        _opened.wrappers.append(connection)
+
+
 def before_job() -> None:
     """Do what Django does when a request starts: drop connections that are old or broken."""
-    for connection in connections.all(initialized_only=True):
+    for connection in _opened.wrappers:
         with suppress(Exception):
             connection.close_if_unusable_or_obsolete()
 
@@ -330,11 +352,12 @@ def after_job() -> list[str]:
         The aliases on which it had left an ``atomic`` block open. What it wrote there is undone.
     """
     left_open = []
-    for connection in connections.all(initialized_only=True):
+    for connection in list(_opened.wrappers):
         with suppress(Exception):
             if connection.in_atomic_block:
                 left_open.append(connection.alias)
                 # The wrapper remembers the block that nobody left; the next job gets a new one.
+                _opened.wrappers.remove(connection)
                 del connections[connection.alias]
                 connection.close()
             elif connection.connection is not None:

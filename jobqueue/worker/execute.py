@@ -54,7 +54,7 @@ def _run(job: Runnable, context: JobContext) -> Outcome:
     try:
         result = _handler(job.task)(*job.args, **job.kwargs)
         result = check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES)
-        outcome: Outcome = Completed(result)
+        outcome: Outcome = Completed(result, is_plain=True)
     except BaseException as error:
         outcome = _outcome_of(error)
     left_open = db.after_job()
