@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from django.conf import settings as django_settings
 from django.db import IntegrityError, connections, router
+from django.db.models.base import ModelState
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -80,7 +81,7 @@ def enqueue(
         "workspace": workspace,
         "metadata": metadata,
     }
-    job = _build(spec, using, partial(db.now, using))
+    job = _build(spec, {}, {}, using, partial(db.now, using))
     if unique_key is not None:
         return _insert_unique(job, using)
     db.retry_transient(using, partial(_insert, [job], using))
@@ -115,12 +116,13 @@ def enqueue_many(
     except ValueError as error:
         raise InvalidJob(str(error)) from None
     clock = cache(partial(db.now, using))
+    defaults: dict[str, Any] = {}
     jobs = []
     for position, spec in enumerate(specs):
         try:
             if not isinstance(spec, Mapping):
                 raise InvalidJob(f"it must be a mapping of enqueue's arguments, not {spec!r:.80}")
-            jobs.append(_build({**common, **spec}, using, clock))
+            jobs.append(_build(spec, common, defaults, using, clock))
         except InvalidJob as error:
             raise InvalidJob(f"job {position}: {error}") from None
     try:
@@ -134,28 +136,51 @@ def enqueue_many(
 # -- From arguments to a row
 
 
-def _build(spec: Mapping[str, Any], using: str, clock: Callable[[], datetime]) -> Job:
-    unknown = sorted(map(repr, set(spec) - set(_COLUMNS)))
+def _build(
+    spec: Mapping[str, Any],
+    common: Mapping[str, Any],
+    defaults: dict[str, Any],
+    using: str,
+    clock: Callable[[], datetime],
+) -> Job:
+    """Return one job, not yet stored; ``defaults`` keeps what those have that say nothing else."""
+    unknown = sorted(map(repr, {*spec, *common}.difference(_COLUMNS)))
     if unknown:
         raise InvalidJob(f"a job has no {', '.join(unknown)}")
-    if not spec.get("task"):
+    task = spec.get("task") or common.get("task")
+    if not task:
         raise InvalidJob("a job needs a task: the dotted path of a callable")
-    columns = {}
-    for name, read in _COLUMNS.items():
-        try:
-            columns[name] = read(spec.get(name))
-        except (ValueError, TypeError) as error:
-            raise InvalidJob(f"{spec['task']!r:.300}: {error}") from None
+    columns = dict(defaults)
+    try:
+        for name, read in _COLUMNS.items():
+            if name in spec:
+                columns[name] = read(spec[name])
+            elif name not in columns:
+                columns[name] = defaults[name] = read(common.get(name))
+    except (ValueError, TypeError) as error:
+        raise InvalidJob(f"{task!r:.300}: {error}") from None
     run_after = columns.pop("run_after")
     if run_after is None and db.tells_default_times(using):
-        return Job(**columns)
+        return _job(columns)
     now = clock()
     try:
         run_after = now if run_after is None else _moment(run_after, now)
     except ValueError as error:
-        raise InvalidJob(f"{spec['task']!r:.300}: {error}") from None
+        raise InvalidJob(f"{task!r:.300}: {error}") from None
     state = State.SCHEDULED if run_after > now else State.WAITING
-    return Job(**columns, state=state, run_after=run_after, enqueued_at=now)
+    return _job({**columns, "state": state, "run_after": run_after, "enqueued_at": now})
+
+
+@cache
+def _blank() -> dict[str, Any]:
+    return Job().__dict__
+
+
+def _job(columns: Mapping[str, Any]) -> Job:
+    """Return what ``Job(**columns)`` would be, at a tenth of its cost."""
+    job = Job.__new__(Job)
+    job.__dict__ = {**_blank(), **columns, "_state": ModelState()}
+    return job
 
 
 def check_edit(changes: Mapping[str, Any], using: str) -> dict[str, Any]:
@@ -294,10 +319,13 @@ _COLUMNS: Final[Mapping[str, Any]] = {
 # -- Inserting
 
 
-def _insert(jobs: Sequence[Job], using: str, batch_size: int | None = None) -> None:
+def _insert(jobs: Sequence[Job], using: str, batch_size: int = MAX_BATCH) -> None:
     for job in jobs:  # An attempt that was rolled back has left its marks.
         job.pk, job._state.adding = None, True
-    if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
+    if db.has_batches(using):
+        for start in range(0, len(jobs), batch_size):
+            db.insert_rows(jobs[start : start + batch_size], using)
+    elif len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
         Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
     else:  # MySQL tells the new id of one row only.
         for job in jobs:

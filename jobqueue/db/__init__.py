@@ -28,6 +28,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from jobqueue.db.batch import has_batches as has_batches
+from jobqueue.db.batch import insert_rows as insert_rows
 from jobqueue.db.batch import update_chosen as update_chosen
 from jobqueue.db.batch import update_each as update_each
 

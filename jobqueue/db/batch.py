@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
-from django.db.models.expressions import RawSQL
+from django.db.models.expressions import DatabaseDefault, RawSQL
 from django.db.models.sql.subqueries import UpdateQuery
 
 Row = TypeVar("Row", bound=models.Model)
@@ -44,7 +46,7 @@ def update_each(
     for name, column in {**match, **each}.items():
         field = model._meta.get_field(name)
         types.append(f"%s::{field.db_type(connection)}[]")
-        values.append([field.get_db_prep_save(value, connection) for value in column])
+        values.append([_plain(field, value, connection) for value in column])
     columns = ", ".join(map(quote, arrays.values()))
     met = [f"{table}.{quote(name)} = batch.{quote(name)}" for name in match]
     sql = (
@@ -139,6 +141,66 @@ def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
     column = field.get_col(field.model._meta.db_table)
     for convert in connection.ops.get_db_converters(column) + field.get_db_converters(connection):
         yield partial(convert, expression=column, connection=connection)
+
+
+def insert_rows(rows: Sequence[models.Model], using: str) -> None:
+    """Insert new rows of one model, few statements in all, and set what the database gave them."""
+    groups: dict[tuple[str, ...], list[models.Model]] = {}
+    for row in rows:
+        left = (name for name, value in row.__dict__.items() if type(value) is DatabaseDefault)
+        groups.setdefault(tuple(left), []).append(row)
+    for left_to_database, group in groups.items():
+        _insert_group(group, left_to_database, using)
+
+
+def _insert_group(rows: Sequence[models.Model], left: Sequence[str], using: str) -> None:
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    meta: Any = rows[0]._meta
+    values_of = [row.__dict__ for row in rows]
+    columns, sources, scalars, types, arrays = [], [], [], [], []
+    for field in meta.concrete_fields:
+        name = field.attname
+        if field is meta.pk or name in left:
+            continue
+        columns.append(quote(field.column))
+        kind = field.db_type(connection)
+        column = [values[name] for values in values_of]
+        first = column[0]
+        if all(value is first for value in column):
+            sources.append(f"%s::{kind}")
+            scalars.append(field.get_db_prep_save(first, connection))
+        else:
+            sources.append(f"batch.{quote(name)}")
+            types.append((quote(name), f"%s::{kind}[]"))
+            arrays.append([_plain(field, value, connection) for value in column])
+    if not arrays:  # Nothing tells them apart but their number.
+        types.append(("n", "%s::int[]"))
+        arrays.append(list(range(len(rows))))
+    given = [meta.pk, *(meta.get_field(name) for name in left)]
+    sql = (
+        f"INSERT INTO {quote(meta.db_table)} ({', '.join(columns)}) "
+        f"SELECT {', '.join(sources)} FROM unnest({', '.join(kind for _, kind in types)}) "
+        f"AS batch ({', '.join(name for name, _ in types)}) "
+        f"RETURNING {', '.join(quote(field.column) for field in given)}"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*scalars, *arrays])
+        returned = sorted(cursor.fetchall(), key=itemgetter(0))  # ids are given in order
+    names = [field.attname for field in given]
+    for row, answer in zip(rows, returned, strict=True):
+        row.__dict__.update(zip(names, answer, strict=True))
+        row._state.adding, row._state.db = False, using
+
+
+def _plain(field: Any, value: Any, connection: BaseDatabaseWrapper) -> Any:
+    """Return a value as the driver takes it, without the field's help where that isn't needed."""
+    if isinstance(field, models.JSONField):
+        if value is not None and field.encoder is None:
+            return json.dumps(value)
+    elif type(value) in (int, str):
+        return value
+    return field.get_db_prep_save(value, connection)
 
 
 def _update(
