@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.conf import settings as django_settings
 from django.db import IntegrityError, connections, router
 from django.db.models.base import ModelState
+from django.db.models.expressions import DatabaseDefault
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -81,10 +82,11 @@ def enqueue(
         "workspace": workspace,
         "metadata": metadata,
     }
-    job = _build(spec, {}, {}, using, partial(db.now, using))
+    clock = partial(db.now, using)
+    job = _build(spec, {}, {}, using, clock)
     if unique_key is not None:
-        return _insert_unique(job, using)
-    db.retry_transient(using, partial(_insert, [job], using))
+        return _insert_unique(job, using, clock)
+    db.retry_transient(using, partial(_insert, [job], using, clock))
     return job
 
 
@@ -126,7 +128,7 @@ def enqueue_many(
         except InvalidJob as error:
             raise InvalidJob(f"job {position}: {error}") from None
     try:
-        db.in_transaction(using, partial(_insert, jobs, using, batch_size))
+        db.in_transaction(using, partial(_insert, jobs, using, clock, batch_size))
     except IntegrityError:
         _refuse_taken_keys(jobs, using)
         raise
@@ -319,10 +321,19 @@ _COLUMNS: Final[Mapping[str, Any]] = {
 # -- Inserting
 
 
-def _insert(jobs: Sequence[Job], using: str, batch_size: int = MAX_BATCH) -> None:
+def _insert(
+    jobs: Sequence[Job], using: str, clock: Callable[[], datetime], batch_size: int = MAX_BATCH
+) -> None:
     for job in jobs:  # An attempt that was rolled back has left its marks.
         job.pk, job._state.adding = None, True
     if db.has_batches(using):
+        if len(jobs) > 1:
+            # To read a time back for each row costs more than to ask for it once.
+            now = clock()
+            for job in jobs:
+                for name in ("run_after", "enqueued_at"):
+                    if isinstance(job.__dict__[name], DatabaseDefault):
+                        job.__dict__[name] = now
         for start in range(0, len(jobs), batch_size):
             db.insert_rows(jobs[start : start + batch_size], using)
     elif len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
@@ -335,14 +346,14 @@ def _insert(jobs: Sequence[Job], using: str, batch_size: int = MAX_BATCH) -> Non
 # -- Unique keys
 
 
-def _insert_unique(job: Job, using: str) -> Job:
+def _insert_unique(job: Job, using: str, clock: Callable[[], datetime]) -> Job:
     """Insert ``job``, or return the unfinished one that has its key.
 
     The unique index decides, so any number of callers at once get one row.
     """
     for _ in range(UNIQUE_TRIES):
         try:
-            db.in_transaction(using, partial(_insert, [job], using))
+            db.in_transaction(using, partial(_insert, [job], using, clock))
             return job
         except IntegrityError:
             holder = Job.objects.using(using).filter(unique_key=job.unique_key).first()

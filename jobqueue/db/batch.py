@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -145,6 +145,9 @@ def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
 
 def insert_rows(rows: Sequence[models.Model], using: str) -> None:
     """Insert new rows of one model, few statements in all, and set what the database gave them."""
+    if len(rows) == 1:
+        _insert_one(rows[0], using)
+        return
     groups: dict[tuple[str, ...], list[models.Model]] = {}
     for row in rows:
         left = (name for name, value in row.__dict__.items() if type(value) is DatabaseDefault)
@@ -191,6 +194,42 @@ def _insert_group(rows: Sequence[models.Model], left: Sequence[str], using: str)
     for row, answer in zip(rows, returned, strict=True):
         row.__dict__.update(zip(names, answer, strict=True))
         row._state.adding, row._state.db = False, using
+
+
+def _insert_one(row: models.Model, using: str) -> None:
+    connection = connections[using]
+    values = {
+        name: value
+        for name, value in row.__dict__.items()
+        if value is not None and name != "_state" and type(value) is not DatabaseDefault
+    }
+    sql, fields, given = _insertion(type(row), tuple(values), using)
+    prepared = [
+        _plain(field, value, connection)
+        for field, value in zip(fields, values.values(), strict=True)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, prepared)
+        row.__dict__.update(zip(given, cursor.fetchone(), strict=True))
+    row._state.adding, row._state.db = False, using
+
+
+@lru_cache(maxsize=64)
+def _insertion(
+    model: type[models.Model], names: tuple[str, ...], using: str
+) -> tuple[str, list[Any], list[str]]:
+    """Return the INSERT of one row that has these columns, their fields, and what it gives back."""
+    meta: Any = model._meta
+    quote = connections[using].ops.quote_name
+    fields = [meta.get_field(name) for name in names]
+    given = [meta.pk, *(field for field in meta.concrete_fields if field.has_db_default())]
+    given = [field for field in given if field not in fields]
+    sql = (
+        f"INSERT INTO {quote(meta.db_table)} ({', '.join(quote(f.column) for f in fields)}) "
+        f"VALUES ({', '.join(['%s'] * len(fields))}) "
+        f"RETURNING {', '.join(quote(field.column) for field in given)}"
+    )
+    return sql, fields, [field.attname for field in given]
 
 
 def _plain(field: Any, value: Any, connection: BaseDatabaseWrapper) -> Any:
