@@ -99,6 +99,15 @@ def claim(worker_id: str, limit: int, start: bool = True, using: str | None = No
     raise LeaseLost(worker_id)
 
 
+def next_due(worker_id: str, using: str | None = None) -> float | None:
+    """Return in how many seconds the next scheduled job is due, in whatever queue, if any is."""
+    using = _database(using)
+    now = db.now(using)
+    for moment in Job.objects.using(using).due_later(now).values_list("run_after", flat=True)[:1]:
+        return (moment - now).total_seconds()
+    return None
+
+
 def heartbeat(
     worker_id: str, held: Mapping[int, Job | None] | None = None, using: str | None = None
 ) -> Heartbeat:

@@ -41,6 +41,7 @@ class Settings:
         POLL: how often an idle worker looks for jobs.
         GRACE: how long a worker that is told to stop waits for its running jobs.
         THREADS: jobs that one worker process runs at once.
+        NOTIFY: whether workers are woken when there is something to do, where the database can.
         BATCH: quick jobs that one worker process has in hand at most, its threads' included.
         MAX_PAYLOAD_BYTES: the largest JSON text of ``args`` and ``kwargs``, ``metadata`` or a
             result.
@@ -60,6 +61,7 @@ class Settings:
     GRACE: float = 20.0
     THREADS: int = 4
     BATCH: int = 500
+    NOTIFY: bool = True
     MAX_PAYLOAD_BYTES: int = 1_048_576
     VALIDATE_TASKS: bool = True
 
@@ -152,6 +154,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "GRACE": _seconds,
     "THREADS": _integer(1, 1000),
     "BATCH": _integer(1, 10_000),
+    "NOTIFY": _boolean,
     "MAX_PAYLOAD_BYTES": _integer(1024, 2**30),
     "VALIDATE_TASKS": _boolean,
 }

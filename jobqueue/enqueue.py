@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from jobqueue import conf, db
 from jobqueue.backoff import Backoff
 from jobqueue.exceptions import InvalidJob
-from jobqueue.lifecycle import State
+from jobqueue.lifecycle import State, work_in
 from jobqueue.models import Job
 from jobqueue.payload import check_payload, check_text
 
@@ -87,6 +87,7 @@ def enqueue(
     if unique_key is not None:
         return _insert_unique(job, using, clock)
     db.retry_transient(using, partial(_insert, [job], using, clock))
+    _tell([job], using)
     return job
 
 
@@ -132,6 +133,7 @@ def enqueue_many(
     except IntegrityError:
         _refuse_taken_keys(jobs, using)
         raise
+    _tell(jobs, using)
     return jobs
 
 
@@ -343,6 +345,11 @@ def _insert(
             job.save(using=using)
 
 
+def _tell(jobs: Iterable[Job], using: str) -> None:
+    """Wake workers of the jobs' queues, once the jobs are committed."""
+    db.wake_after_commit(using, {work_in(job.queue) for job in jobs})
+
+
 # -- Unique keys
 
 
@@ -354,6 +361,7 @@ def _insert_unique(job: Job, using: str, clock: Callable[[], datetime]) -> Job:
     for _ in range(UNIQUE_TRIES):
         try:
             db.in_transaction(using, partial(_insert, [job], using, clock))
+            _tell([job], using)
             return job
         except IntegrityError:
             holder = Job.objects.using(using).filter(unique_key=job.unique_key).first()

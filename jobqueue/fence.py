@@ -16,7 +16,7 @@ from django.db.models import F, Q
 
 from jobqueue import db, guards, ledger, signals
 from jobqueue.exceptions import TransitionConflict
-from jobqueue.lifecycle import Settled
+from jobqueue.lifecycle import Settled, State, work_in
 from jobqueue.models import Job, JobEvent
 from jobqueue.settlement import Write
 
@@ -121,6 +121,12 @@ def apply(
             results.append(applied(job, write.verb, changes, actor, using))
         else:
             results.append(_unwritten(job, writes, actor, using, quiet))
+    waiting = (
+        plans[index][0].queue
+        for index, write in done.items()
+        if write.changes.get("state") == State.WAITING
+    )
+    db.wake_after_commit(using, map(work_in, waiting))
     return results
 
 

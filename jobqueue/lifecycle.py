@@ -192,6 +192,16 @@ class Heartbeat:
     lost: frozenset[int] = field(default_factory=frozenset)
 
 
+def work_in(queue: str) -> str:
+    """Return the word that wakes the workers of a queue."""
+    return f"work in {queue}"
+
+
+def stop_asked(job_id: int) -> str:
+    """Return the word that has the worker of a job ask what it should know of it."""
+    return f"stop {job_id}"
+
+
 @dataclass(slots=True)
 class Effects:
     """What the block of ``context.atomic()`` hands over: the job's ``result`` (JSON)."""

@@ -52,6 +52,10 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Scheduled jobs whose time has come, oldest first."""
         return self.filter(state=State.SCHEDULED, **guards.due(now)).order_by("run_after", "pk")
 
+    def due_later(self, now: datetime) -> Self:
+        """Scheduled jobs whose time is yet to come, soonest first."""
+        return self.filter(state=State.SCHEDULED, run_after__gt=now).order_by("run_after")
+
     def held(self) -> Self:
         """Jobs that some worker has, by id, without their payloads."""
         return self.filter(state__in=HELD).order_by("pk").defer(*PAYLOAD_COLUMNS)

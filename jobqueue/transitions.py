@@ -22,6 +22,7 @@ from jobqueue.exceptions import TransitionNotAllowed
 from jobqueue.fence import SettleResult
 from jobqueue.lifecycle import (
     FINAL,
+    RULES,
     Cancelled,
     Completed,
     Error,
@@ -33,6 +34,7 @@ from jobqueue.lifecycle import (
     Snoozed,
     State,
     Verb,
+    stop_asked,
 )
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.querysets import CLAIMED_COLUMNS, JobQuerySet
@@ -237,7 +239,7 @@ def claim(
         changes |= {"attempt": F("attempt") + 1, "attempted_at": now}
     changes |= {"state": state, "version": F("version") + 1}
     jobs = Job.objects.using(using)
-    still = jobs.alike(guards.in_states(State.WAITING)).filter(**guards.due(now))
+    still = jobs.alike(guards.in_states(*RULES[Verb.CLAIM].sources)).filter(**guards.due(now))
     free = db.lock_rows(rows, skip_locked=True)
     if db.has_batches(using):
         return db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
@@ -246,8 +248,7 @@ def claim(
         return []
     still.filter(pk__in=sorted(ids)).update(**changes)
     got = jobs.chosen(ids, state).filter(claimed_by=worker_id, claimed_at=now)
-    order = {pk: place for place, pk in enumerate(ids)}
-    return sorted(got, key=lambda job: order[job.pk])
+    return sorted(got, key=lambda job: ids.index(job.pk))
 
 
 def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
@@ -262,7 +263,7 @@ def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
 
     def work() -> int:
         ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
-        chosen = Job.objects.using(using).chosen(ids, State.SCHEDULED)
+        chosen = Job.objects.using(using).chosen(ids, *RULES[Verb.PROMOTE].sources)
         return chosen.filter(**guards.due(now)).update(
             state=State.WAITING, version=F("version") + 1
         )
@@ -329,6 +330,7 @@ def request_cancel(job: Job, reason: str = "", *, actor: str, using: str | None 
     now = db.now(using)
     changes = {"cancel_requested_at": Coalesce(F("cancel_requested_at"), now)}
     _update_within(job, event.verb, changes, actor, using, event)
+    db.wake_after_commit(using, [stop_asked(job.pk)])
     after = copy.copy(job)
     after.cancel_requested_at = job.cancel_requested_at or now
     return after

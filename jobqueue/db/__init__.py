@@ -31,6 +31,9 @@ from jobqueue.db.batch import has_batches as has_batches
 from jobqueue.db.batch import insert_rows as insert_rows
 from jobqueue.db.batch import update_chosen as update_chosen
 from jobqueue.db.batch import update_each as update_each
+from jobqueue.db.wake import Listener as Listener
+from jobqueue.db.wake import can_wake as can_wake
+from jobqueue.db.wake import wake_after_commit as wake_after_commit
 
 Result = TypeVar("Result")
 Rows = TypeVar("Rows", bound=QuerySet[Any])

@@ -41,6 +41,9 @@ Answer = TypeVar("Answer")
 GATHER: Final = 0.005
 # Those that have waited for a thread for so long are handed back, for others to take.
 STALL: Final = 1.0
+# Of equal words only the first is sent for a while (``db.wake``): so long after one, in seconds,
+# whoever was not announced is there to be found.
+LOOK_AGAIN: Final = 0.025
 
 
 # How a job that may run again is counted; one that is over, by its state.
@@ -82,6 +85,7 @@ class Loop:
         self._lease_lost = False
         self._waits = db.waits()
         self._retry_at = 0.0
+        self._look_again_at = math.inf
 
     # -- What other threads and signal handlers may call
 
@@ -94,6 +98,11 @@ class Loop:
         """Claim no more and tell the running handlers; what they report, the fence decides."""
         self._lease_lost = True
         self.hand.tell_all_lost()
+        self._inbox.put(None)
+
+    def wake(self) -> None:
+        """Look for work now, and once more when words that weren't sent may have gathered."""
+        self._look_again_at = time.monotonic() + LOOK_AGAIN
         self._inbox.put(None)
 
     # -- The loop
@@ -124,8 +133,10 @@ class Loop:
             if self._is_stopping() or (limit == 0 and not self.hand and self._is_spent()):
                 return Ended.STOPPED
             claimed = self._claim(limit) if limit else None
-            if self._options.burst and claimed == 0 and not self.hand:
-                return Ended.DRAINED
+            if claimed == 0 and not self.hand:
+                if self._options.burst:
+                    return Ended.DRAINED
+                self._look_ahead()
             self._receive(self._pause())
 
     def _drain(self) -> None:
@@ -167,6 +178,14 @@ class Loop:
         """Release what no thread has begun."""
         for execution in self.crew.take_back():
             self._inbox.put((execution, Released("its worker did not begin it")))
+
+    def _look_ahead(self) -> None:
+        """Learn when the next scheduled job is due, to be there."""
+        due_in = self._attempt("look ahead", lambda: self.broker.next_due(self.worker_id))
+        if due_in is not None:
+            now = time.monotonic()
+            planned = self._look_again_at if self._look_again_at > now else math.inf
+            self._look_again_at = min(planned, now + due_in)
 
     def _unblock(self) -> None:
         """Hand back what was claimed ahead, if it has been waiting for a thread for too long."""
@@ -217,7 +236,10 @@ class Loop:
         pause = min(self._options.poll * (0.75 + random.random() / 2), self._options.lease / 2)
         if self.hand:
             pause = min(pause, REPORT_EVERY)
-        until_retry = self._retry_at - time.monotonic()
+        now = time.monotonic()
+        if now < self._look_again_at:
+            pause = min(pause, self._look_again_at - now)
+        until_retry = self._retry_at - now
         return min(pause, until_retry) if until_retry > 0 else pause
 
     def _claim(self, limit: int) -> int | None:

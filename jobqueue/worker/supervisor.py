@@ -18,6 +18,7 @@ from typing import cast
 from django.db import Error, router
 
 from jobqueue import broker, conf, db, signals
+from jobqueue.lifecycle import stop_asked, work_in
 from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.worker.contract import Broker, Ended, LoopOptions
@@ -42,6 +43,7 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     batch: int | None = None
+    notify: bool = True
     using: str | None = None
 
     def loop_options(self) -> LoopOptions:
@@ -115,8 +117,10 @@ class WorkerProcess:
         heart = Heart(loop, options.lease)
         sweep = partial(self._sweep, worker_id, using)
         interval = conf.get().SWEEP_INTERVAL
+        beats = Periodic(heart.beat, heart.interval, name=f"{THREAD_PREFIX}heartbeat")
         with (
-            Periodic(heart.beat, heart.interval, name=f"{THREAD_PREFIX}heartbeat"),
+            beats,
+            self._listening(worker_id, loop, beats, using),
             Periodic(sweep, interval, jitter=SWEEP_JITTER, name=f"{THREAD_PREFIX}sweep"),
         ):
             ended = loop.run()
@@ -129,6 +133,23 @@ class WorkerProcess:
         except Exception as error:
             self._tell("leave", worker_id, error)
         return ended
+
+    @contextmanager
+    def _listening(self, worker_id: str, loop: Loop, beats: Periodic, using: str) -> Iterator[None]:
+        """Wake the loop when there is work, and the heartbeat when somebody asks a job to stop."""
+        if not (self.options.notify and conf.get().NOTIFY and db.can_wake(using)):
+            yield
+            return
+        work = {work_in(queue) for queue in self.options.queues or conf.get().worker_queues}
+
+        def hear(word: str) -> None:
+            if word in work:
+                loop.wake()
+            elif any(word == stop_asked(execution.job.pk) for execution in loop.hand):
+                beats.poke()
+
+        with db.Listener(using, hear, partial(self._tell, "listen", worker_id)):
+            yield
 
     def _sweep(self, worker_id: str, using: str) -> None:
         try:
@@ -144,7 +165,7 @@ class WorkerProcess:
 
 
 def _local_broker(using: str) -> Broker:
-    verbs = ("claim", "heartbeat", "settle", "report", "atomic", "leave")
+    verbs = ("claim", "next_due", "heartbeat", "settle", "report", "atomic", "leave")
     bound = {verb: partial(getattr(broker, verb), using=using) for verb in verbs}
     return cast(Broker, SimpleNamespace(**bound))
 

@@ -102,7 +102,8 @@ class Periodic:
         self._work = work
         self._every = every
         self._jitter = jitter
-        self._stop = threading.Event()
+        self._stop = False
+        self._poked = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Periodic:
@@ -110,15 +111,23 @@ class Periodic:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
+        self._stop = True
+        self._poked.set()
         self._thread.join(STOP_PATIENCE)
+
+    def poke(self) -> None:
+        """Call now, not only when it is time."""
+        self._poked.set()
 
     def _wait(self) -> float:
         return self._every * (1 + self._jitter * (2 * random.random() - 1))
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._wait()):
-                self._work()
+            while not self._stop:
+                self._poked.wait(self._wait())
+                self._poked.clear()
+                if not self._stop:
+                    self._work()
         finally:
             db.close_connections()

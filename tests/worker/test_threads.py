@@ -7,11 +7,10 @@ import threading
 import time
 import weakref
 
-import pytest
 from django.contrib.auth.models import Group
 
 from jobqueue.worker import threads
-from jobqueue.worker.threads import DaemonThreadExecutor, Periodic
+from jobqueue.worker.threads import Crew, Periodic
 from tests.helpers import TIMEOUT, run_in_thread, wait_until
 from tests.worker.tools import made_connections
 
@@ -20,55 +19,68 @@ def named(prefix: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
 
-class Result:
+class Thing:
     """Something that a weak reference can point to."""
 
 
-def test_the_executor_returns_results_and_errors():
-    executor = DaemonThreadExecutor(2)
-    assert executor.submit(max, 1, 2).result(TIMEOUT) == 2
-    with pytest.raises(ZeroDivisionError):
-        executor.submit(lambda: 1 / 0).result(TIMEOUT)
-    executor.shutdown()
+def test_a_crew_does_all_that_it_is_given_in_order():
+    done: list[int] = []
+    crew = Crew(1, done.append)
+    crew.give([1, 2])
+    crew.give([3])
+    crew.shutdown()
+    assert done == [1, 2, 3]
 
 
-def test_the_executor_runs_as_much_at_once_as_it_has_threads():
-    executor = DaemonThreadExecutor(3)
+def test_a_crew_does_as_much_at_once_as_it_has_threads():
     together = threading.Barrier(3)
-    futures = [executor.submit(together.wait, TIMEOUT) for _ in range(3)]
-    assert sorted(future.result(TIMEOUT) for future in futures) == [0, 1, 2]
-    executor.shutdown()
+    passed: list[int] = []
+    crew = Crew(3, lambda _: passed.append(together.wait(TIMEOUT)))
+    crew.give([1, 2, 3])
+    crew.shutdown()
+    assert sorted(passed) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_error_ends_a_thread(error):
-    executor = DaemonThreadExecutor(1)
+def test_what_no_thread_has_begun_can_be_taken_back():
+    entered, gate = threading.Event(), threading.Event()
+    done: list[int] = []
 
-    def work() -> None:
-        raise error
+    def work(number: int) -> None:
+        entered.set()
+        gate.wait(TIMEOUT)
+        done.append(number)
 
-    assert isinstance(executor.submit(work).exception(TIMEOUT), error)
-    assert executor.submit(max, 1, 2).result(TIMEOUT) == 2
-    executor.shutdown()
+    crew = Crew(1, work)
+    crew.give([1, 2, 3])
+    assert entered.wait(TIMEOUT)
+    assert (crew.first(), crew.backlog()) == (2, 2)
+    assert crew.take_back() == [2, 3]
+    assert (crew.first(), crew.backlog()) == (None, 0)
+    gate.set()
+    crew.shutdown()
+    assert done == [1]
 
 
-def test_an_idle_thread_keeps_no_result_alive():
-    executor = DaemonThreadExecutor(1)
-    result = weakref.ref(executor.submit(Result).result(TIMEOUT))
-    wait_until(lambda: not gc.collect() and result() is None, "the result is still held")
-    executor.shutdown()
+def test_an_idle_thread_keeps_nothing_alive():
+    crew = Crew(1, lambda thing: None)
+    crew.give([thing := Thing()])
+    left = weakref.ref(thing)
+    del thing
+    wait_until(lambda: not gc.collect() and left() is None, "it is still held")
+    crew.shutdown()
 
 
 def test_shutdown_waits_for_what_runs_unless_told_not_to():
     before = set(threading.enumerate())
-    executor = DaemonThreadExecutor(2)
     gate = threading.Event()
-    executor.submit(gate.wait, TIMEOUT)
+    crew = Crew(2, lambda _: gate.wait(TIMEOUT))
+    crew.give([1])
     ours = set(threading.enumerate()) - before
-    executor.shutdown(wait=False)
+    wait_until(lambda: not crew.backlog(), "nobody has begun")
+    crew.shutdown(wait=False)
     wait_until(lambda: sum(t.is_alive() for t in ours) == 1, "the idle thread lives on")
     assert all(thread.daemon for thread in ours)
-    waiting = run_in_thread(executor.shutdown)
+    waiting = run_in_thread(crew.shutdown)
     assert not waiting.done
     gate.set()
     waiting.result()
@@ -93,6 +105,14 @@ def test_a_periodic_thread_waits_between_its_calls_with_jitter():
     waits = [every._wait() for _ in range(200)]
     assert 9 <= min(waits) < 9.5
     assert 10.5 < max(waits) <= 11
+
+
+def test_a_periodic_thread_can_be_poked():
+    called = threading.Event()
+    with Periodic(called.set, 3600, name="test-poked") as periodic:
+        assert not called.is_set()
+        periodic.poke()
+        assert called.wait(TIMEOUT)
 
 
 def test_a_call_that_hangs_is_waited_for_but_not_for_ever(monkeypatch):

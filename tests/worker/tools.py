@@ -55,6 +55,9 @@ class LocalBroker:
     def claim(self, worker_id: str, limit: int) -> Sequence[Job]:
         return broker.claim(worker_id, limit, using=self.alias)
 
+    def next_due(self, worker_id: str) -> float | None:
+        return broker.next_due(worker_id, using=self.alias)
+
     def heartbeat(self, worker_id: str, held: Mapping[int, Job] | None) -> Heartbeat:
         return broker.heartbeat(worker_id, held, using=self.alias)
 

@@ -1,0 +1,136 @@
+"""Wake-up: a word to sleeping workers once something is committed. PostgreSQL's LISTEN/NOTIFY.
+
+It is a hint and never more: whoever misses one finds the work at the next poll.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from typing import Any, Final
+
+from django.db import connections, transaction
+
+from jobqueue import conf
+
+CHANNEL: Final = "jobqueue"
+# A transaction that notifies keeps others from sharing an fsync with it, so of many equal words in
+# so short a time, in seconds, only the first is sent. Who hears it looks once more afterwards.
+COALESCE: Final = 0.02
+# How often to ask whether a silent connection still lives, and the limits of the kernel's patience
+# with one of whose other end nothing is heard: libpq's options, in (milli)seconds.
+CHECK_EVERY: Final = 15.0
+PATIENCE: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+FIRST_WAIT: Final = 0.5
+LONGEST_WAIT: Final = 30.0
+
+_last_sent: Final[dict[tuple[str, str], float]] = {}
+
+
+def can_wake(using: str) -> bool:
+    """Say whether this database can tell workers of new work."""
+    return connections[using].vendor == "postgresql"
+
+
+def wake_after_commit(using: str, words: Iterable[str]) -> None:
+    """Tell whoever listens each of ``words``, once the current transaction is committed.
+
+    A trouble at that is logged and goes no further: the work itself is committed.
+    """
+    if conf.get().NOTIFY and can_wake(using):
+        said = sorted(set(words))
+        if said:
+            transaction.on_commit(lambda: _wake(using, said), using=using, robust=True)
+
+
+def _wake(using: str, words: Iterable[str]) -> None:
+    now = time.monotonic()
+    due = [word for word in words if now - _last_sent.get((using, word), -1.0) >= COALESCE]
+    if not due:
+        return
+    _last_sent.update({(using, word): now for word in due})
+    with connections[using].cursor() as cursor:
+        # Nobody waits for the disk: there is nothing to be lost.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, word) "
+            "FROM unnest(%s::text[]) AS word",
+            [CHANNEL, due],
+        )
+
+
+class Listener:
+    """Hears words on a connection and in a thread of its own; opens another if it breaks.
+
+    Args:
+        using: database alias.
+        hear: called with each word, in the listener's thread; it must not raise.
+        trouble: called with the error when the connection broke or can't be opened.
+    """
+
+    def __init__(
+        self, using: str, hear: Callable[[str], None], trouble: Callable[[Exception], None]
+    ) -> None:
+        self._using = using
+        self._hear = hear
+        self._trouble = trouble
+        self._ours, self._theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="jobqueue-listener", daemon=True)
+        self._ended = False
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended = True
+        self._ours.send(b"x")
+        self._thread.join(CHECK_EVERY)
+        self._ours.close()
+
+    def _run(self) -> None:
+        wait = FIRST_WAIT
+        with closing(self._theirs):
+            while not self._ended:
+                try:
+                    with closing(self._connect()) as connection:
+                        wait = FIRST_WAIT
+                        self._listen(connection)
+                except Exception as error:
+                    self._trouble(error)
+                    self._sleep(wait)
+                    wait = min(wait * 2, LONGEST_WAIT)
+
+    def _connect(self) -> Any:
+        wrapper = connections[self._using].copy()
+        options = wrapper.settings_dict["OPTIONS"]
+        # Not one of a pool's, which others would miss for as long as this lives.
+        options.pop("pool", None)
+        params = {**PATIENCE, **wrapper.get_connection_params()}
+        connection = wrapper.get_new_connection(params)
+        connection.autocommit = True
+        connection.execute(f"LISTEN {CHANNEL}")
+        return connection
+
+    def _listen(self, connection: Any) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._theirs, selectors.EVENT_READ)
+            while not self._ended:
+                if not selector.select(CHECK_EVERY):
+                    connection.execute("SELECT 1")
+                for notice in connection.notifies(timeout=0):
+                    self._hear(notice.payload)
+
+    def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            self._theirs.settimeout(seconds)
+            self._theirs.recv(1)
