@@ -7,7 +7,7 @@ none, is decided here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,12 +120,16 @@ def announce(job: Job, write: Write, actor: str | None, using: str) -> Job:
     return after
 
 
+def mark_of(job: Job, actor: str | None) -> dict[str, int]:
+    """Return the mark of the owner's settling write: the version from which it was decided."""
+    # Only the owner's: a late owner must not take another's write for its own lost COMMIT.
+    return {"settled_version": job.version} if actor is None else {}
+
+
 def _write(job: Job, writes: Sequence[Write], actor: str | None, using: str) -> Write | None:
     """Return the write that matched, with all that it changed, if any did."""
-    # Only the owner's: a late owner must not take another's write for its own lost COMMIT.
-    mark = {"settled_version": job.version} if actor is None else {}
     for write in writes:
-        changes = {**write.changes, **mark}
+        changes = {**write.changes, **mark_of(job, actor)}
         if update(job, changes, write.where, using):
             return replace(write, changes=changes)
     return None
@@ -151,18 +155,24 @@ def _result(
 
 
 def is_already_applied(job: Job, writes: Sequence[Write], found: Job, using: str) -> bool:
-    """Say whether the owner's same write took effect before, and only COMMIT's reply was lost.
+    """Say whether the owner's same write took effect before, and only COMMIT's reply was lost."""
+    events = JobEvent.objects.using(using).filter(job_id=job.pk)
+    return has_traces(job, writes, found, lambda where: events.filter(**where).exists())
+
+
+def has_traces(
+    job: Job, writes: Sequence[Write], found: Job, has_event: Callable[[guards.Where], bool]
+) -> bool:
+    """Say whether the owner's write left its traces on the job as found, or in its history.
 
     A completion leaves no event; one that was rerun since is remembered by that event.
     """
-    events = JobEvent.objects.using(using).filter(job_id=job.pk)
     kinds = [write.kind for write in writes if write.kind]
     if kinds:
-        mine = guards.settling_event(job.version, job.claimed_by, kinds)
-        return events.filter(**mine).exists()
+        return has_event(guards.settling_event(job.version, job.claimed_by, kinds))
     (completion,) = writes
-    if guards.is_settled_from(found.settled_version, job.version):
+    is_settled = guards.is_settled_from(found.settled_version, job.version)
+    if is_settled and guards.is_same_claim(found, job):
         names = ("state", "result")
         return all(getattr(found, name) == completion.changes[name] for name in names)
-    rerun = guards.rerun_event(job.version, completion.changes["state"])
-    return events.filter(**rerun).exists()
+    return has_event(guards.rerun_event(job.version, completion.changes["state"]))

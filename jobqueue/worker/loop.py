@@ -108,7 +108,7 @@ class Loop:
         self.abandoned = 0  # handlers that did not end within the grace
         self._executor = executor
         self._options = options
-        self._held: dict[tuple[int, int], Execution] = {}
+        self._held: dict[tuple[Any, ...], Execution] = {}
         # Its put() may be called from a signal handler; an Event's set() may not.
         self._inbox: SimpleQueue[tuple[Execution, Outcome] | None] = SimpleQueue()
         self._end_by = math.inf
