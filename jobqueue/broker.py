@@ -135,23 +135,25 @@ def heartbeat(
     if held is None:
         return Heartbeat(cancel_requested=cancel)
     outcome = Released("its worker never learned of this claim")
-    known = {pk: rows.get(pk) if job is None else job for pk, job in held.items()}
-    unknown = [
-        (job, outcome)
-        for pk, job in rows.items()
-        if not guards.is_same_execution(known.get(pk), job)
-    ]
+    unknown, lost = compare(held, rows)
     try:
-        transitions.settle_many(unknown, actor=worker_id, using=using)
+        transitions.settle_many([(job, outcome) for job in unknown], actor=worker_id, using=using)
     except DatabaseError as error:
         if not db.is_lock_refused(error):  # else the next heartbeat finds them again
             raise
-    lost = [
-        job for pk, job in held.items() if job and not guards.is_same_execution(job, rows.get(pk))
-    ]
     for job in lost:
         fence.refuse(job, "hold", None, using)
     return Heartbeat(cancel - {job.pk for job in lost}, frozenset(job.pk for job in lost))
+
+
+def compare(held: Mapping[int, Job | None], rows: Mapping[int, Job]) -> tuple[list[Job], list[Job]]:
+    """Return the rows that a worker doesn't know of, and what it holds that isn't its any more."""
+    known = {pk: rows.get(pk) if job is None else job for pk, job in held.items()}
+    unknown = [job for pk, job in rows.items() if not guards.is_same_execution(known.get(pk), job)]
+    lost = [
+        job for pk, job in held.items() if job and not guards.is_same_execution(job, rows.get(pk))
+    ]
+    return unknown, lost
 
 
 def settle(
@@ -287,10 +289,10 @@ def _took_effect(job: Job, using: str) -> bool:
     """Say whether only COMMIT's reply was lost; no, if that can't be found out."""
     with suppress(DatabaseError):
         found = fence.read(job.pk, _database(using))
-        return found is not None and (
-            (found.state, found.version, found.settled_version)
-            == (State.COMPLETED, job.version + 1, job.version)
-        )
+        if found is None or not guards.is_same_claim(found, job):
+            return False
+        completed = (State.COMPLETED, job.version + 1, job.version)
+        return (found.state, found.version, found.settled_version) == completed
     return False
 
 

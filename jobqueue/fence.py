@@ -7,9 +7,9 @@ none, is decided here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from django.db import router
 from django.db.models import F, Q
@@ -79,8 +79,7 @@ def update(job: Job, changes: dict[str, Any], where: Q, using: str) -> bool:
     What counts is rows matched, not rows changed: Django asks MySQL for those (FOUND_ROWS).
     """
     fence = Job.objects.using(using).matching(job.pk, job.fingerprint).filter(where)
-    # The version last: MySQL assigns from left to right, and the mark is the old one.
-    return fence.update(**changes, version=F("version") + 1) == 1
+    return fence.update(version=F("version") + 1, **changes) == 1
 
 
 def apply(
@@ -98,10 +97,12 @@ def apply(
         using: database alias.
         quiet: leave no event of a refused write; somebody else counts it.
     """
-    write_all = _write_in_batches if db.has_batches(using) and len(plans) > 1 else _write_each
+    # A job that is there twice is written once, and the other of the two is in conflict with it.
+    are_apart = len({job.pk for job, _ in plans}) == len(plans) > 1
+    write_all = _write_in_batches if are_apart and db.has_batches(using) else _write_each
 
     def work() -> dict[int, Write]:
-        done = write_all(plans, actor is None, using)
+        done = write_all(plans, actor, using)
         events = [
             ledger.event(plans[index][0], done[index], actor)
             for index in sorted(done)
@@ -115,9 +116,7 @@ def apply(
     results = []
     for index, (job, writes) in enumerate(plans):
         if write := done.get(index):
-            changes = write.changes
-            if actor is None:
-                changes = {**changes, "settled_version": job.version}
+            changes = {**write.changes, **mark_of(job, actor)}
             results.append(applied(job, write.verb, changes, actor, using))
         else:
             results.append(_unwritten(job, writes, actor, using, quiet))
@@ -141,6 +140,7 @@ def applied(
     job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str
 ) -> SettleResult:
     """Return the result of a write that matched, and tell whoever listens once it is committed."""
+    changes = {**changes, "version": job.version + 1}
     result = SettleResult(job.pk, Settled.APPLIED, applied=(job, changes))
     # Asked here as well, so that the copy which listeners get is made for them alone.
     if signals.job_transitioned.has_listeners(Job):
@@ -160,31 +160,31 @@ def _after(job: Job, changes: dict[str, Any]) -> Job:
     after = copy.copy(job)
     for name, value in changes.items():
         setattr(after, name, value)
-    after.version = job.version + 1
     return after
 
 
-# Only the owner's: a late owner must not take another's write for its own lost COMMIT.
-_MARK: Final = {"settled_version": F("version")}
+def mark_of(job: Job, actor: str | None) -> dict[str, int]:
+    """Return the mark of the owner's settling write: the version from which it was decided."""
+    # Only the owner's: a late owner must not take another's write for its own lost COMMIT.
+    return {"settled_version": job.version} if actor is None else {}
 
 
 def _write_each(
-    plans: Sequence[tuple[Job, Sequence[Write]]], by_owner: bool, using: str
+    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
 ) -> dict[int, Write]:
     """Return, by its place, the write of each plan that matched, if one did."""
     done = {}
-    mark = _MARK if by_owner else {}
     for index in _in_order_of_ids(plans, range(len(plans))):
         job, writes = plans[index]
         for write in writes:
-            if update(job, {**write.changes, **mark}, write.where, using):
+            if update(job, {**write.changes, **mark_of(job, actor)}, write.where, using):
                 done[index] = write
                 break
     return done
 
 
 def _write_in_batches(
-    plans: Sequence[tuple[Job, Sequence[Write]]], by_owner: bool, using: str
+    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
 ) -> dict[int, Write]:
     """Do the same in one statement for each group of like writes: the first of each, then the next.
 
@@ -200,9 +200,7 @@ def _write_in_batches(
                 groups.setdefault(_kind(job, writes[place]), []).append(index)
         for group in groups.values():
             members = _in_order_of_ids(plans, group)
-            met = _update_group(
-                [(plans[i][0], plans[i][1][place]) for i in members], by_owner, using
-            )
+            met = _update_group([(plans[i][0], plans[i][1][place]) for i in members], actor, using)
             done |= {i: plans[i][1][place] for i in members if plans[i][0].pk in met}
     return done
 
@@ -218,12 +216,13 @@ def _kind(job: Job, write: Write) -> tuple[Any, ...]:
     return (*execution, write.verb, *write.changes, str(write.where) if write.where else "")
 
 
-def _update_group(group: Sequence[tuple[Job, Write]], by_owner: bool, using: str) -> set[int]:
+def _update_group(group: Sequence[tuple[Job, Write]], actor: str | None, using: str) -> set[int]:
     (job, first), *_ = group
-    common: dict[str, Any] = {"version": F("version") + 1, **(_MARK if by_owner else {})}
+    changes = [{**write.changes, **mark_of(job, actor)} for job, write in group]
+    common: dict[str, Any] = {"version": F("version") + 1}
     each: dict[str, list[Any]] = {}
-    for name, value in first.changes.items():
-        values = [write.changes[name] for _, write in group]
+    for name, value in changes[0].items():
+        values = [change[name] for change in changes]
         # The same object, not an equal one: True and 1 are equal, and not the same as JSON.
         if all(other is value for other in values):
             common[name] = value
@@ -250,18 +249,24 @@ def _unwritten(
 
 
 def is_already_applied(job: Job, writes: Sequence[Write], found: Job, using: str) -> bool:
-    """Say whether the owner's same write took effect before, and only COMMIT's reply was lost.
+    """Say whether the owner's same write took effect before, and only COMMIT's reply was lost."""
+    events = JobEvent.objects.using(using).filter(job_id=job.pk)
+    return has_traces(job, writes, found, lambda where: events.filter(**where).exists())
+
+
+def has_traces(
+    job: Job, writes: Sequence[Write], found: Job, has_event: Callable[[guards.Where], bool]
+) -> bool:
+    """Say whether the owner's write left its traces on the job as found, or in its history.
 
     A completion leaves no event; one that was rerun since is remembered by that event.
     """
-    events = JobEvent.objects.using(using).filter(job_id=job.pk)
     kinds = [write.kind for write in writes if write.kind]
     if kinds:
-        mine = guards.settling_event(job.version, job.claimed_by, kinds)
-        return events.filter(**mine).exists()
+        return has_event(guards.settling_event(job.version, job.claimed_by, kinds))
     (completion,) = writes
-    if guards.is_settled_from(found.settled_version, job.version):
+    is_settled = guards.is_settled_from(found.settled_version, job.version)
+    if is_settled and guards.is_same_claim(found, job):
         names = ("state", "result")
         return all(getattr(found, name) == completion.changes[name] for name in names)
-    rerun = guards.rerun_event(job.version, completion.changes["state"])
-    return events.filter(**rerun).exists()
+    return has_event(guards.rerun_event(job.version, completion.changes["state"]))

@@ -19,10 +19,13 @@ Where = dict[str, Any]
 FINGERPRINT: Final[tuple[str, ...]] = tuple(ExecutionFingerprint.__dataclass_fields__)
 
 
-class Versioned(Protocol):
+class Claimed(Protocol):
     """A copy of a job."""
 
     version: int
+    claimed_by: str | None
+    claimed_at: Any
+    attempted_at: Any
 
 
 # -- On a job
@@ -73,9 +76,20 @@ def silent_since(cutoff: datetime) -> Where:
 # -- On what is held in memory
 
 
-def is_same_execution(one: Versioned | None, other: Versioned | None) -> bool:
+def is_same_execution(one: Claimed | None, other: Claimed | None) -> bool:
     """Whether what a worker holds is what the database gives it."""
-    return one is not None and other is not None and one.version == other.version
+    if one is None or other is None:
+        return False
+    return one.version == other.version and is_same_claim(one, other)
+
+
+def is_same_claim(one: Claimed, other: Claimed) -> bool:
+    """Whether both were claimed and begun as one, also where versions come again.
+
+    They do when a failover loses the last commits: another history goes on from an older version.
+    """
+    names = ("claimed_by", "claimed_at", "attempted_at")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 # -- On the traces of a write whose COMMIT reply was lost

@@ -92,3 +92,13 @@ def test_batch_in_a_callers_transaction_ends_with_it(alias):
             transitions.settle_many(items)
             assert heard == []
     assert len(heard) == 2
+
+
+def test_a_job_that_is_there_twice_is_settled_once(alias):
+    """Also where the batch is one statement: the second is told that it comes too late."""
+    job = JobFactory(running=True)
+    items = [(job, Completed("first")), (job, Failed(Error("second")))]
+    results = transitions.settle_many(items)
+    assert [result.status for result in results] == [Settled.APPLIED, Settled.CONFLICT]
+    job.refresh_from_db()
+    assert (job.result, job.version) == ("first", results[0].job.version)

@@ -14,6 +14,11 @@ from jobqueue.exceptions import Cancel, JobQueueError
 from jobqueue.lifecycle import Effects, Report
 from jobqueue.settlement import check_checkpoint, check_progress
 
+
+def _nobody() -> None:
+    """Stand in for whoever wants to be told."""
+
+
 # One for all: it is held for as long as it takes to put two values together.
 _report_lock: Final = threading.Lock()
 
@@ -54,6 +59,7 @@ class JobContext:
         self._lost = False
         self._cancelled = False
         self._report: Report | None = None
+        self._told: Callable[[], object] = _nobody
 
     @property
     def lost(self) -> bool:
@@ -145,13 +151,21 @@ class JobContext:
             self.deadline = now + self._timeout.total_seconds()
         return now
 
+    def when_told(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called when the handler is to stop; at once, if it is already."""
+        self._told = call
+        if self._lost or self._cancelled:
+            call()
+
     def tell_lost(self) -> None:
         """Called when the database no longer gives the worker the job."""
         self._lost = True
+        self._told()
 
     def tell_cancelled(self) -> None:
         """Called when a cancel request reaches the worker."""
         self._cancelled = True
+        self._told()
 
     @property
     def has_report(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -46,7 +47,9 @@ class LoopOptions:
     """How to work: see ``run_worker``. Times in seconds.
 
     ``patience`` is how far past its timeout a handler may go on before it is given up; ``batch``,
-    how many quick jobs may be in hand at once.
+    how many quick jobs may be in hand at once; ``coroutines``, how many async handlers may run at
+    once on an event loop of their own: with 0 they run in the threads, one each. ``executor`` makes
+    an ``Executor`` that runs the jobs in the place of threads.
     """
 
     slots: int
@@ -55,5 +58,7 @@ class LoopOptions:
     grace: float
     patience: float = 15.0
     batch: int = 500
+    coroutines: int = 0
+    executor: Callable[[], Executor] | None = None
     burst: bool = False
     max_jobs: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from datetime import timedelta
@@ -64,6 +65,31 @@ def _run(job: Runnable, context: JobContext) -> Outcome:
     return outcome
 
 
+def is_async(task: str) -> bool:
+    """Say whether a task's handler is a coroutine function; not so, if it can't be imported."""
+    try:
+        return _is_async(_imported(task))
+    except BaseException:
+        return False  # to be found out by whoever runs it
+
+
+async def execute_async(job: Runnable, context: JobContext) -> Outcome:
+    """Run a job's async handler and say what became of it. Raises nothing but ``CancelledError``.
+
+    What it leaves on database connections is its own affair: they belong to the threads of
+    ``sync_to_async``, which other handlers share with it.
+    """
+    _current.set(context)
+    try:
+        result = await _imported(job.task)(*job.args, **job.kwargs)
+        result = check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES)
+        return Completed(result, is_plain=True)
+    except CancelledError:
+        raise
+    except BaseException as error:
+        return _outcome_of(error)
+
+
 def _outcome_of(error: BaseException) -> Outcome:
     for kind, outcome_of in _STEERING.items():
         if isinstance(error, kind):
@@ -88,7 +114,16 @@ _STEERING: Final[Mapping[type[Exception], Callable[[Any], Outcome]]] = {
 
 
 @cache
-def _handler(path: str) -> Callable[..., Any]:
+def _imported(path: str) -> Callable[..., Any]:
     handler: Callable[..., Any] = import_string(path)
-    is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
-    return async_to_sync(handler) if is_async else handler
+    return handler
+
+
+def _is_async(handler: Callable[..., Any]) -> bool:
+    return iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
+
+
+@cache
+def _handler(path: str) -> Callable[..., Any]:
+    handler = _imported(path)
+    return async_to_sync(handler) if _is_async(handler) else handler

@@ -49,9 +49,12 @@ class Execution:
     _last_words: Report | None = None
 
     @property
-    def key(self) -> tuple[int, int]:
-        """The id alone would not do: a lost job may come back before its handler has ended."""
-        return self.job.pk, self.job.version
+    def key(self) -> tuple[Any, ...]:
+        """The id alone would not do: a lost job may come back before its handler has ended.
+
+        After a failover it may even do so under the same version.
+        """
+        return self.job.pk, self.job.version, self.job.claimed_at
 
     @property
     def is_open(self) -> bool:

@@ -17,7 +17,7 @@ class Hand:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], Execution] = {}
+        self._held: dict[tuple[Any, ...], Execution] = {}
         # Whether the database may know outcomes of which this worker knows not if they were taken.
         self.in_doubt = False
 
@@ -40,10 +40,6 @@ class Hand:
         """Return those whose outcome may be written now; the ``last`` time, all that have one."""
         now = time.monotonic()
         return [e for e in self if e.is_ripe(now) or (last and e.outcome is not None)]
-
-    def stuck(self, since: float) -> int:
-        """Return how many have been running since before ``since``."""
-        return sum(0 < e.began_at < since and e.outcome is None for e in self)
 
     def judged(self) -> dict[int, Any] | None:
         """Return the jobs by id, to be compared with what the database gives.

@@ -27,12 +27,10 @@ from jobqueue.lifecycle import (
 )
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.contract import Broker, Ended, LoopOptions
-from jobqueue.worker.execute import execute
 from jobqueue.worker.execution import REFUSED_WAIT, REPORT_EVERY, Execution, reports_due
 from jobqueue.worker.hand import Hand
 from jobqueue.worker.heartbeat import BEATS_PER_LEASE, Turns
-from jobqueue.worker.pace import HORIZON, Pace
-from jobqueue.worker.threads import Crew
+from jobqueue.worker.runners import Runners
 
 Answer = TypeVar("Answer")
 
@@ -75,9 +73,8 @@ class Loop:
         self.claimed = 0
         self.abandoned = 0  # handlers that did not end within the grace
         self.hung = 0  # handlers that did not end when their time was up
-        self.crew = Crew(options.slots, self._perform)
+        self.runners = Runners(options, self._done)
         self.hand = Hand()
-        self._pace = Pace(options.slots, options.batch)
         self._options = options
         # Its put() may be called from a signal handler; an Event's set() may not.
         self._inbox: SimpleQueue[tuple[Execution, Outcome] | None] = SimpleQueue()
@@ -176,7 +173,7 @@ class Loop:
 
     def _hand_back(self) -> None:
         """Release what no thread has begun."""
-        for execution in self.crew.take_back():
+        for execution in self.runners.take_back():
             self._inbox.put((execution, Released("its worker did not begin it")))
 
     def _look_ahead(self) -> None:
@@ -189,11 +186,10 @@ class Loop:
 
     def _unblock(self) -> None:
         """Hand back what was claimed ahead, if it has been waiting for a thread for too long."""
-        first = self.crew.first()
-        if first and time.monotonic() - first.taken_at > STALL:
+        since = self.runners.waits_since()
+        if since is not None and time.monotonic() - since > STALL:
             self._hand_back()
             self._receive(0)
-            self._pace.slow_down()
 
     def _expire(self) -> None:
         """Give up handlers that go on past their time.
@@ -223,13 +219,10 @@ class Loop:
         now = time.monotonic()
         if now < self._retry_at or now >= self.lease_until:
             return 0
-        limit = self._pace.limit(self.hand.stuck(now - HORIZON))
-        room = limit - len(self.hand)
-        if room < limit // 2 and self.crew.backlog():
-            return 0  # a statement for a few more doesn't pay while there is enough to do
+        room = self.runners.room(list(self.hand))
         if self._options.max_jobs is not None:
             room = min(room, self._options.max_jobs - self.claimed)
-        return max(room, 0)
+        return room
 
     def _pause(self) -> float:
         """How long to wait for something to happen: never for so long as to look wedged."""
@@ -249,7 +242,7 @@ class Loop:
                 return None
             jobs = self._attempt("claim", lambda: self.broker.claim(self.worker_id, limit))
             executions = [self._take(job) for job in jobs or ()]
-        self.crew.give(executions)
+        self.runners.give(executions)
         return None if jobs is None else len(executions)
 
     def _take(self, job: Any) -> Execution:
@@ -284,19 +277,20 @@ class Loop:
                 self.broker.atomic(self.worker_id, execution.job, execution, alias)
             )
 
-    def _perform(self, execution: Execution) -> None:
-        """Called in a thread of the crew."""
-        began = execution.begin()
-        outcome = execute(execution.job, execution.context)
-        execution.took = time.monotonic() - began
+    def _done(self, execution: Execution, outcome: Outcome) -> None:
+        """Called in the thread in which the handler ended."""
         self._inbox.put((execution, outcome))
+
+    def shutdown(self) -> None:
+        """End the threads: once they are idle, or at once where handlers did not end."""
+        self.runners.shutdown(wait=not (self.abandoned or self.hung))
 
     def _receive(self, timeout: float) -> None:
         """Wait until something happens, for ``timeout`` seconds at most, and take in all of it."""
         with suppress(Empty):
             messages = [self._inbox.get(timeout=timeout)]
             until = time.monotonic() + GATHER
-            while self.crew.backlog() and (left := until - time.monotonic()) > 0:
+            while self.runners.backlog() and (left := until - time.monotonic()) > 0:
                 time.sleep(min(left, GATHER / 5))
             with suppress(Empty):
                 while True:
@@ -305,8 +299,7 @@ class Loop:
             for execution, outcome in ended:
                 # The first one stands, if it was given up before.
                 execution.outcome = execution.outcome or outcome
-            times = [execution.took for execution, _ in ended if execution.began_at]
-            self._pace.note(len(times), sum(times))
+            self.runners.note([execution for execution, _ in ended])
 
     def _flush(self, *, last: bool = False) -> None:
         """Write the outcomes that have come in; on trouble keep them for the next time."""

@@ -15,20 +15,21 @@ class Pace:
     """Grows while jobs prove to be quick, and is back at once where they don't.
 
     Args:
-        slots: jobs that run at once.
+        slots: jobs that run at once; may be changed.
         most: never more than this many in hand, or ``slots``.
     """
 
     def __init__(self, slots: int, most: int) -> None:
-        self._slots = slots
-        self._most = max(slots, most)
+        self.slots = slots
+        self._most = most
         self._took = math.inf
         self._last = slots
 
     def limit(self, stuck: int) -> int:
         """Return how many jobs to have in hand while ``stuck`` of them are slow."""
-        ahead = HORIZON * max(self._slots - stuck, 0) / self._took
-        self._last = int(min(self._slots + ahead, self._last * GROWTH, self._most))
+        ahead = HORIZON * max(self.slots - stuck, 0) / self._took
+        most = max(self._most, self.slots)
+        self._last = int(min(self.slots + ahead, max(self._last, self.slots) * GROWTH, most))
         return self._last
 
     def note(self, jobs: int, seconds: float) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +44,8 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     batch: int | None = None
+    coroutines: int = 0
+    executor: Callable[[], Executor] | None = None
     notify: bool = True
     using: str | None = None
 
@@ -55,6 +58,8 @@ class WorkerOptions:
             lease=settings.LEASE if self.lease is None else self.lease,
             grace=settings.GRACE if self.grace is None else self.grace,
             patience=settings.TIMEOUT_GRACE / 2,
+            coroutines=self.coroutines,
+            executor=self.executor,
             batch=settings.BATCH if self.batch is None else self.batch,
             burst=self.burst,
             max_jobs=self.max_jobs,
@@ -124,7 +129,7 @@ class WorkerProcess:
             Periodic(sweep, interval, jitter=SWEEP_JITTER, name=f"{THREAD_PREFIX}sweep"),
         ):
             ended = loop.run()
-        loop.crew.shutdown(wait=not (loop.abandoned or loop.hung))
+        loop.shutdown()
         self.settled += loop.settled
         self.claimed += loop.claimed
         self.abandoned += loop.abandoned + loop.hung

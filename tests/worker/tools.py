@@ -30,7 +30,8 @@ AT_ONCE: dict[str, float] = {"base": 0.0, "factor": 1.0, "cap": 0.0, "jitter": 0
 def make_job(handler: Any, *args: Any, **columns: Any) -> Job:
     """Store a waiting job of one of the test's handlers, retried at once."""
     columns = {"backoff": AT_ONCE, **columns}
-    return JobFactory(task=handlers.path(handler), args=list(args), **columns)
+    task = f"{handler.__module__}.{handler.__name__}"
+    return JobFactory(task=task, args=list(args), **columns)
 
 
 def kinds(job: Job) -> list[str]:
@@ -173,7 +174,7 @@ def running_loop(
             gate.open()
         loop.stop()
         rig.running.thread.join(TIMEOUT)
-        loop.crew.shutdown()
+        loop.shutdown()
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""Who runs the jobs of a worker: threads or an executor, and an event loop where one is wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from jobqueue.lifecycle import Outcome
+from jobqueue.worker.contract import LoopOptions
+from jobqueue.worker.coroutines import Coroutines
+from jobqueue.worker.execute import execute, is_async
+from jobqueue.worker.execution import Execution
+from jobqueue.worker.pace import HORIZON, Pace
+from jobqueue.worker.remote import Remote
+from jobqueue.worker.threads import Crew
+
+
+class Runners:
+    """Takes executions, and tells how each has ended.
+
+    Args:
+        options: how many jobs at once.
+        done: called with each execution and its outcome, in the thread in which it has ended.
+    """
+
+    def __init__(self, options: LoopOptions, done: Callable[[Execution, Outcome], None]) -> None:
+        self._options = options
+        self._done = done
+        self._crew: Crew[Execution] | Remote = (
+            Remote(options.executor(), done)
+            if options.executor
+            else Crew(options.slots, self._perform)
+        )
+        self._coroutines = Coroutines(done) if options.coroutines else None
+        # How quick jobs are elsewhere says nothing of how many an executor takes at once.
+        self._pace = Pace(options.slots, 1 if options.executor else options.batch)
+
+    def give(self, executions: Sequence[Execution]) -> None:
+        """Have these run: async handlers on the event loop, if there is one, others in threads."""
+        if self._coroutines is None or not executions:
+            self._crew.give(executions)
+            return
+        for_loop = [execution for execution in executions if is_async(execution.job.task)]
+        self._coroutines.give(for_loop)
+        self._crew.give([execution for execution in executions if execution not in for_loop])
+        # Nobody knows of a claim beforehand how many are async: expect the share of the last one.
+        share = len(for_loop) / len(executions)
+        self._pace.slots = self._options.slots + int(self._options.coroutines * share)
+
+    def room(self, in_hand: Sequence[Execution]) -> int:
+        """Return for how many more there is something to gain from claiming them now."""
+        since = time.monotonic() - HORIZON
+        stuck = sum(0 < each.began_at < since and each.outcome is None for each in in_hand)
+        limit = self._pace.limit(stuck)
+        room = limit - len(in_hand)
+        # A statement for a few more doesn't pay while there is enough to do.
+        return 0 if room < limit // 2 and self.backlog() else max(room, 0)
+
+    def note(self, ended: Sequence[Execution]) -> None:
+        """Learn from how long these took."""
+        times = [execution.took for execution in ended if execution.began_at]
+        self._pace.note(len(times), sum(times))
+
+    def backlog(self) -> int:
+        """How many wait for a thread."""
+        return self._crew.backlog()
+
+    def waits_since(self) -> float | None:
+        """Since when, by ``time.monotonic()``, the first of them has been in hand."""
+        first = self._crew.first()
+        return first.taken_at if first else None
+
+    def take_back(self) -> list[Execution]:
+        """Return those that nobody has begun; nobody will. Fewer are claimed for a while."""
+        self._pace.slow_down()
+        return self._crew.take_back()
+
+    def shutdown(self, wait: bool) -> None:
+        """End all threads: once they are idle, or without waiting for those that are not."""
+        self._crew.shutdown(wait)
+        if self._coroutines:
+            self._coroutines.shutdown(wait)
+
+    def _perform(self, execution: Execution) -> None:
+        began = execution.begin()
+        outcome = execute(execution.job, execution.context)
+        execution.took = time.monotonic() - began
+        self._done(execution, outcome)

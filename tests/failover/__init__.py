@@ -1,0 +1,1 @@
+"""PostgreSQL loses its primary; a standby takes over."""

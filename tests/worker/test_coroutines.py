@@ -1,0 +1,172 @@
+"""Async handlers run many at once on one event loop, and can be cancelled there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+
+from jobqueue import coordinator, transitions
+from jobqueue.exceptions import Snooze
+from jobqueue.lifecycle import State
+from jobqueue.models import Job
+from jobqueue.worker.context import current_context
+from tests.helpers import wait_until
+from tests.worker import handlers
+from tests.worker.tools import RecordingBroker, kinds, make_job, running_loop, work_off
+
+UNSTORABLE = "ValueError: result is a set, which JSON can't hold: {1}"
+
+met: dict[str, object] = {}
+
+
+@pytest.fixture(autouse=True)
+def nobody_met():
+    met.clear()
+
+
+async def meet(others: int) -> int:
+    """Wait until so many of these run at once."""
+    count = met["running"] = met.get("running", 0) + 1
+    while met["running"] < others:
+        await asyncio.sleep(0.005)
+    return count
+
+
+async def tell_thread() -> str:
+    return threading.current_thread().name
+
+
+async def wait_for_ever() -> None:
+    met["context"] = current_context()
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        met["cancelled"] = True
+        raise
+
+
+async def swallow() -> str:
+    """Go on although it was cancelled."""
+    try:
+        await wait_for_ever()
+    except asyncio.CancelledError:
+        return "finished all the same"
+
+
+async def snooze() -> None:
+    raise Snooze(60)
+
+
+async def fail() -> None:
+    raise ValueError("no")
+
+
+async def give_set() -> set[int]:
+    return {1}
+
+
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+def test_async_handlers_run_at_once_on_one_thread(alias):
+    """More of them than there are threads."""
+    for _ in range(20):
+        make_job(meet, 20)
+    process = work_off(alias, coroutines=20)
+    assert process.settled == {"completed": 20}
+    assert sorted(Job.objects.values_list("result", flat=True)) == list(range(1, 21))
+
+
+def test_they_have_a_thread_of_their_own_and_others_have_theirs(alias):
+    job = make_job(tell_thread)
+    make_job(handlers.note, "sync")
+    work_off(alias, coroutines=5)
+    job.refresh_from_db()
+    assert job.result == "jobqueue-coroutines"
+    assert handlers.seen == ["sync"]
+
+
+def test_without_them_an_async_handler_runs_in_a_thread(alias):
+    job = make_job(tell_thread)
+    work_off(alias)
+    job.refresh_from_db()
+    assert job.state == State.COMPLETED
+    assert job.result != "jobqueue-coroutines"
+
+
+@pytest.mark.parametrize(
+    ("handler", "state", "kind", "message"),
+    [
+        (snooze, State.SCHEDULED, "snoozed", "for 0:01:00"),
+        (fail, State.FAILED, "failed", "ValueError: no"),
+        (give_set, State.FAILED, "failed", UNSTORABLE),
+        (cancel_itself, State.FAILED, "failed", "CancelledError"),
+    ],
+)
+def test_what_becomes_of_an_async_handler(alias, handler, state, kind, message):
+    job = make_job(handler, max_attempts=1)
+    work_off(alias, coroutines=2)
+    job.refresh_from_db()
+    event = job.events.get()
+    assert (job.state, event.kind, event.message) == (state, kind, message)
+
+
+def test_a_task_that_cannot_be_imported_is_a_failed_attempt(alias):
+    job = make_job(fail, max_attempts=1)
+    Job.objects.filter(pk=job.pk).update(task="tests.worker.nowhere.gone")
+    work_off(alias, coroutines=2)
+    job.refresh_from_db()
+    assert job.state == State.FAILED
+
+
+def test_a_coroutine_is_cancelled_when_its_time_is_up(alias):
+    job = make_job(wait_for_ever, timeout=timedelta(seconds=0.05), max_attempts=1)
+    work_off(alias, coroutines=2)
+    job.refresh_from_db()
+    assert met["cancelled"]
+    assert (job.state, job.events.get().message) == (State.FAILED, "TimeoutError")
+
+
+def test_a_coroutine_is_cancelled_when_somebody_asks(alias):
+    job = make_job(wait_for_ever)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        wait_until(lambda: "context" in met, "it does not start")
+        coordinator.cancel(job.pk, actor="operator")
+        rig.beat()
+        wait_until(lambda: rig.loop.settled["cancelled"] == 1, "it is not cancelled")
+    assert kinds(job) == ["cancel requested", "cancelled"]
+
+
+def test_a_coroutine_is_cancelled_when_its_job_is_taken_away(alias):
+    job = make_job(wait_for_ever)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        wait_until(lambda: "context" in met, "it does not start")
+        held = Job.objects.get(pk=job.pk)
+        transitions.cancel(held, actor="operator")
+        rig.beat()
+        wait_until(lambda: rig.loop.settled["conflict"] == 1, "it goes on")
+    assert met["cancelled"]
+    assert Job.objects.get(pk=job.pk).state == State.CANCELLED
+
+
+def test_a_coroutine_that_finishes_all_the_same_is_completed(alias):
+    job = make_job(swallow)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        wait_until(lambda: "context" in met, "it does not start")
+        coordinator.cancel(job.pk, actor="operator")
+        rig.beat()
+        wait_until(lambda: rig.loop.settled["completed"] == 1, "it does not end")
+    assert Job.objects.get(pk=job.pk).result == "finished all the same"
+
+
+def test_a_coroutine_that_does_not_end_in_the_grace_is_handed_back(alias):
+    job = make_job(wait_for_ever)
+    with running_loop(RecordingBroker(alias), coroutines=2, grace=0.05) as rig:
+        wait_until(lambda: "context" in met, "it does not start")
+        rig.stop()
+        assert Job.objects.get(pk=job.pk).state == State.WAITING
+        assert rig.loop.abandoned == 1
