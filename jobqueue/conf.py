@@ -41,8 +41,8 @@ class Settings:
         POLL: how often an idle worker looks for jobs.
         GRACE: how long a worker that is told to stop waits for its running jobs.
         THREADS: jobs that one worker process runs at once.
-        NOTIFY: whether workers are woken when there is something to do, where the database can.
         BATCH: quick jobs that one worker process has in hand at most, its threads' included.
+        NOTIFY: whether workers are woken when there is something to do, where the database can.
         MAX_PAYLOAD_BYTES: the largest JSON text of ``args`` and ``kwargs``, ``metadata`` or a
             result.
         VALIDATE_TASKS: refuse to enqueue a dotted path that can't be imported here. Turn it off

@@ -94,7 +94,7 @@ class Remote:
 
     def shutdown(self, wait: bool = True) -> None:
         """End the executor."""
-        self._executor.shutdown(wait=wait, cancel_futures=not wait)
+        self._executor.shutdown(wait=wait)
 
     def _ended(self, execution: Execution, future: Future[Answer]) -> None:
         with self._lock:

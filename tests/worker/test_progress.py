@@ -35,7 +35,8 @@ def counted_updates(alias: str) -> Iterator[list[str]]:
     here, met = threading.current_thread(), []
 
     def execute(run: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("UPDATE") and ("progress_note" in sql or "checkpoint" in sql):
+        changes = sql.split("WHERE")[0]
+        if sql.startswith("UPDATE") and ("progress_note" in changes or "checkpoint" in changes):
             met.append(sql)
         return run(sql, *rest)
 

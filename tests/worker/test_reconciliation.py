@@ -76,7 +76,7 @@ def test_a_lost_job_may_come_back_before_its_handler_has_ended(alias, seen_by_be
         with rig.loop.turns.exchange(TIMEOUT):  # so that the loop can't claim it at once
             coordinator.release(job.pk, actor="operator", using=alias)
             if seen_by_beat_first:
-                rig.loop.hear(rig.loop.broker.heartbeat(rig.worker.pk, rig.loop.held_jobs()))
+                rig.loop.hand.hear(rig.loop.broker.heartbeat(rig.worker.pk, rig.loop.hand.judged()))
         wait_until(lambda: len(handlers.gate().contexts) == 2, "it did not come back")
         second = handlers.gate().contexts[1]
         rig.beat()
