@@ -26,6 +26,8 @@ write_refused = Signal()
 worker_declared_dead = Signal()
 # sender=Job; job_id; error: what a sweep met at this job.
 sweep_failed = Signal()
+# sender=type; worker_id; snapshot: a ``db.Snapshot``, old enough to slow claims down.
+snapshot_kept = Signal()
 # sender=type; worker_id; doing: what the worker was at; error.
 worker_in_trouble = Signal()
 
@@ -51,6 +53,11 @@ def _log_dead(*, worker_id: str, **kwargs: Any) -> None:
 @receiver(sweep_failed)
 def _log_sweep_failed(*, job_id: int, error: Exception, **kwargs: Any) -> None:
     logger.error("A sweep could not settle job %s", job_id, exc_info=error)
+
+
+@receiver(snapshot_kept)
+def _log_snapshot(*, worker_id: str, snapshot: object, **kwargs: Any) -> None:
+    logger.warning("Claims of worker %s grow slower: %s", worker_id, snapshot)
 
 
 @receiver(worker_in_trouble)

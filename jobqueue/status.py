@@ -15,6 +15,8 @@ from jobqueue.lifecycle import FINAL, HELD, QUEUED, State
 from jobqueue.models import EventKind, Job, JobEvent, Queue, Worker
 
 RECENT: Final = timedelta(hours=1)
+# A snapshot that is kept for longer than this, in seconds, is worth a line.
+OLD_SNAPSHOT: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class Status:
         finished: jobs that ended in the last hour, by state.
         events: events of the last hour, by kind.
         refused: writes refused in the last hour: a list of task, verb and count.
+        snapshot: who keeps an old snapshot, and since when: each claim then walks what has died.
     """
 
     queues: dict[str, QueueStatus] = field(default_factory=dict)
@@ -48,6 +51,7 @@ class Status:
     finished: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
     refused: list[dict[str, Any]] = field(default_factory=list)
+    snapshot: db.Snapshot | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, fit for JSON."""
@@ -70,6 +74,8 @@ def queue_status(using: str | None = None) -> Status:
     recent = Job.objects.using(using).filter(state__in=FINAL, finished_at__gte=now - RECENT)
     status.finished = dict(recent.values_list("state").annotate(Count("pk")).order_by("state"))
     _count_events(status, now, using)
+    oldest = db.oldest_snapshot(using)
+    status.snapshot = oldest if oldest and oldest.age > OLD_SNAPSHOT else None
     return status
 
 

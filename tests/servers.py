@@ -178,6 +178,7 @@ class PostgresServer(Server):
         "max_connections": "200",
         "shared_buffers": "128MB",
         "deadlock_timeout": "200ms",
+        "max_prepared_transactions": "2",
         # Safe where processes crash and the machine does not.
         "fsync": "off",
         "full_page_writes": "off",

@@ -31,6 +31,7 @@ EMPTY = {
     "finished": {},
     "events": {},
     "refused": [],
+    "snapshot": None,
 }
 
 

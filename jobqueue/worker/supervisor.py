@@ -28,6 +28,8 @@ from jobqueue.worker.loop import Loop
 from jobqueue.worker.threads import THREAD_PREFIX, Periodic
 
 SWEEP_JITTER = 0.1
+# How old a snapshot, in seconds, must be for a worker to complain of it: once a sweep.
+OLD_SNAPSHOT = 300.0
 # How long the interpreter may wait for hung handlers' threads once all else is done.
 EXIT_PATIENCE = 3.0
 
@@ -160,6 +162,11 @@ class WorkerProcess:
         try:
             db.revive(using)
             sweep_stale_jobs(using=using)
+            snapshot = db.oldest_snapshot(using)
+            if snapshot and snapshot.age > OLD_SNAPSHOT:
+                signals.snapshot_kept.send_robust(
+                    type(self), worker_id=worker_id, snapshot=snapshot
+                )
         except Exception as error:
             self._tell("sweep", worker_id, error)
 

@@ -45,6 +45,8 @@ def _lines(status: Status) -> list[str]:
         f"Last hour, refused: {row['verb']} of {row['task']}, {row['count']} time(s)"
         for row in status.refused
     ]
+    if status.snapshot:
+        lines.append(f"Claims grow slower: {status.snapshot}")
     return lines
 
 
