@@ -265,7 +265,9 @@ def has_traces(
     if kinds:
         return has_event(guards.settling_event(job.version, job.claimed_by, kinds))
     (completion,) = writes
-    is_settled = guards.is_settled_from(found.settled_version, job.version)
+    # The mark outlives a release; a completion is the last that happens before a rerun.
+    is_next = found.version == job.version + 1
+    is_settled = is_next and guards.is_settled_from(found.settled_version, job.version)
     if is_settled and guards.is_same_claim(found, job):
         names = ("state", "result")
         return all(getattr(found, name) == completion.changes[name] for name in names)

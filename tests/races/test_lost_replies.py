@@ -21,6 +21,7 @@ from tests.races.scenes import (
     lost_commit_reply,
     row,
     take_over,
+    write_raw,
 )
 
 # Verbs after which another worker may run the job at once.
@@ -197,3 +198,21 @@ def test_clocks_of_both_tries_may_differ(alias):
     assert ended <= db.now(alias)
     transitions.complete(job)
     assert row(job)["finished_at"] == ended
+
+
+def test_the_mark_of_an_earlier_execution_is_not_taken_for_a_completion(alias):
+    """A release leaves it too; who completed later, with the same result, was somebody else."""
+    job = job_in("running")
+    released = transitions.release(job)
+    write_raw(
+        job,
+        state="completed",
+        claimed_by=job.claimed_by,
+        claimed_at=job.claimed_at,
+        attempted_at=job.attempted_at,
+        finished_at=db.now(alias),
+        result={"by": "this write"},
+        version=released.version + 3,
+    )
+    with pytest.raises(TransitionConflict):
+        transitions.complete(job, {"by": "this write"})
