@@ -1,0 +1,136 @@
+"""Every pair of actors on every engine, one of them stopped: the end is the one of the model.
+
+A race is named by its schedule, which a failure prints; one command runs it again and shows every
+statement of both::
+
+    python -m tests.races.replay "sqlite: running | worker.complete @2 / operator.force-cancel"
+
+What must be: the row, the history, the workers and both answers are those that the model gives for
+the order in which the atomic writes of the two took effect. ``actors`` says what is atomic.
+
+With ``JOBQUEUE_ALL_PAIRS=1`` every pair is run at every pause point, from every state in which one
+of the two can do anything: to be run by hand, for it is some 74,000 races. On every push there are
+some 15,000 of them:
+
+* from states in which the first can do something, without a second that sends what another does;
+* at the points that decide by the model: before each statement that locks or writes and carries one
+  of its steps, and before COMMIT;
+* with one of the three final states on each engine, and a job's last attempt only for who asks;
+* on SQLite and MariaDB, which differ in their locks and not in what is decided, without the states
+  "last attempt" and "reply lost".
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+from jobqueue import broker, coordinator, sweep, transitions
+from jobqueue.lifecycle import Verb
+from tests import helpers
+from tests.races import cast, pairs
+from tests.races.schedule import Schedule, Stuck
+
+EVERY = os.environ.get("JOBQUEUE_ALL_PAIRS") == "1"
+SHOWN = 5
+
+# Where the order is a different one on each engine: refused, passed over, waited for.
+EXAMPLES = [
+    "sqlite: running | worker.complete @2 / operator.force-cancel",
+    "postgresql: running | worker.complete @3 / operator.force-cancel",
+    "mariadb: scheduled | promote @4 / worker.claim-to-running",
+    "postgresql: running | sweep.dead-worker @3 / worker.heartbeat",
+    "mariadb: running | worker.fail @4 / worker.retry",
+]
+REPLAYED = os.environ.get("JOBQUEUE_SCHEDULE")
+
+
+@pytest.mark.parametrize("first", cast.ACTORS)
+def test_every_pair_ends_as_in_the_model(alias, first):
+    """At each of its pause points somebody else acts; each of the others in turn."""
+    faults, number = [], 0
+    with pairs.table(alias) as table:
+        for race in pairs.schedules(table, first, every=EVERY):
+            number += 1
+            faults += _faults(table, race)
+    assert number > 0
+    assert not faults, f"{len(faults)} of {number} races:\n" + "\n".join(faults[:SHOWN])
+
+
+def _faults(table: pairs.Table, race: Schedule) -> Iterator[str]:
+    try:
+        run, faults = pairs.play(table, race)
+    except Stuck as stuck:
+        pytest.fail(f"{race}\n  {stuck}")
+    if faults:
+        yield f'python -m tests.races.replay "{race}"\n  ' + "\n  ".join(faults) + f"\n{run}"
+
+
+def _replayed(line: str) -> Any:
+    alias = helpers.engine(Schedule.parse(line).engine)
+    return pytest.param(alias.values[0], line, id=line, marks=alias.marks)
+
+
+@pytest.mark.parametrize(
+    ("alias", "line"),
+    [_replayed(line) for line in ([REPLAYED] if REPLAYED else EXAMPLES)],
+    indirect=["alias"],
+)
+def test_schedule_gives_the_same_race_again(alias, line):
+    """The same statements in the same order; ``tests.races.replay`` runs this one."""
+    race = Schedule.parse(line)
+    with pairs.table(alias) as table:
+        run, faults = pairs.play(table, race)
+        sys.stdout.write(f"\n{race}\n{run}\n")
+        again, _ = pairs.play(table, race)
+    assert not faults, "\n".join(faults)
+    assert [entry.outline for entry in run.log] == [entry.outline for entry in again.log]
+
+
+def test_schedule_is_read_as_it_is_printed():
+    for line in EXAMPLES:
+        assert str(Schedule.parse(line)) == line
+    message = "'running | start' is no schedule; one looks like this: sqlite: running | "
+    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+        Schedule.parse("running | start")
+
+
+# -- The table is complete
+
+WRITE_NO_JOB = {"broker.register", "broker.leave", "broker.compare", "sweep.stale_rules"}
+
+
+@pytest.mark.parametrize("alias", [helpers.engine("sqlite")], indirect=True)
+def test_every_function_that_writes_a_job_takes_part(alias):
+    """A new verb, and a new public function, needs an actor: what they call is looked at."""
+    modules = (broker, coordinator, sweep, transitions)
+    public = {code: name for module in modules for name, code in _public(module)}
+    called: set[str] = set()
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in public:
+            called.add(public[frame.f_code])
+
+    with pairs.table(alias) as table:
+        for name, scene in pairs.solos(table):
+            table.reset(scene.world)
+            sys.setprofile(look)
+            try:
+                cast.ACTORS[name].call(scene.first)
+            finally:
+                sys.setprofile(None)
+    assert called | WRITE_NO_JOB == set(public.values())
+    assert {actor.verb for actor in cast.ACTORS.values()} >= set(Verb)
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if function.__module__ == module.__name__ and not name.startswith("_"):
+            short = module.__name__.rpartition(".")[2]
+            yield f"{short}.{name}", inspect.unwrap(function).__code__
