@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from django.db import router
@@ -54,9 +53,8 @@ def claim_jobs(
         now = db.now(using)
         jobs: list[Job] = []
         for queue in _open_queues(names, using):
-            ids = _choose(queue, limit - len(jobs), now, using)
-            if ids:
-                jobs += transitions.claim(ids, queue, worker_id, now, start=start, using=using)
+            rows = Job.objects.using(using).claimable(queue, now)[: limit - len(jobs)]
+            jobs += transitions.claim(rows, worker_id, now, start=start, using=using)
             if len(jobs) >= limit:
                 break
         return jobs
@@ -81,8 +79,3 @@ def _open_queues(names: Sequence[str], using: str) -> list[str]:
         .values_list("name", flat=True)
     )
     return [name for name in names if name not in paused]
-
-
-def _choose(queue: str, limit: int, now: datetime, using: str) -> list[int]:
-    rows = Job.objects.using(using).claimable(queue, now)
-    return list(db.lock_rows(rows, skip_locked=True).values_list("pk", flat=True)[:limit])

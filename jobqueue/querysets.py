@@ -23,17 +23,17 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def matching(self, job_id: int, fingerprint: ExecutionFingerprint) -> Self:
         """The one row, if it still is what ``fingerprint`` says: the fence."""
-        return self._where(guards.unchanged(fingerprint)).filter(pk=job_id)
+        return self.alike(guards.unchanged(fingerprint)).filter(pk=job_id)
 
     def chosen(self, job_ids: Iterable[int], *states: str) -> Self:
         """Those of the rows that are still in one of ``states``: for writes to a batch."""
-        return self._where(guards.in_states(*states)).filter(pk__in=sorted(job_ids))
+        return self.alike(guards.in_states(*states)).filter(pk__in=sorted(job_ids))
 
-    def _where(self, where: guards.Where) -> Self:
-        """Filter rows that are chosen by id, so that no index on ``state`` gets in the way."""
+    def alike(self, where: guards.Where) -> Self:
+        """Rows like this; to be chosen by their ids, so that no index on ``state`` is used."""
         rest = dict(where)
         states = rest.pop("state__in", None) or ([rest.pop("state")] if "state" in rest else [])
-        rows = self.filter(db.state_is(self.db, *states)) if states else self
+        rows = self.filter(db.state_is(*states)) if states else self
         return rows.filter(**rest)
 
     def claimable(self, queue: str, now: datetime) -> Self:

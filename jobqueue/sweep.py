@@ -291,8 +291,8 @@ class _Sweep:
     def _write(self, items: Sequence[tuple[Job, Outcome]]) -> None:
         results = transitions.settle_many(items, actor=self.actor, rescue=True, using=self.using)
         for (job, _), result in zip(items, results, strict=True):
-            if result.job:
-                self._count(job, result.job.state)
+            if result.state:
+                self._count(job, result.state)
             else:
                 self.report.conflicts += 1
 

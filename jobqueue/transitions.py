@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
@@ -35,6 +35,7 @@ from jobqueue.lifecycle import (
     Verb,
 )
 from jobqueue.models import EventKind, Job, JobEvent
+from jobqueue.querysets import JobQuerySet
 from jobqueue.settlement import (
     Write,
     as_delay,
@@ -45,6 +46,13 @@ from jobqueue.settlement import (
     plan_rerun,
     require,
     verb_of,
+)
+
+# What of a job its executor needs; the rest is read when it is asked for.
+CLAIMED_COLUMNS: Final = (
+    *("id", "queue", "task", "args", "kwargs", "priority", "state", "run_after", "attempt"),
+    *("max_attempts", "excused", "backoff", "timeout", "claimed_by", "claimed_at", "attempted_at"),
+    *("version", "checkpoint", "workspace"),
 )
 
 # -- Verbs, one at a time
@@ -62,7 +70,7 @@ def start(job: Job, *, using: str | None = None) -> Job:
     changes = {"state": State.RUNNING, "attempt": job.attempt + 1, "attempted_at": db.now(using)}
     if not db.retry_transient(using, lambda: fence.update(job, changes, Q(), using)):
         raise fence.refuse(job, Verb.START, None, using)
-    return fence.announce(job, Write(Verb.START, changes), None, using)
+    return fence.announce(job, Verb.START, changes, None, using).unwrap()
 
 
 def complete(
@@ -222,27 +230,39 @@ def delete(job: Job, *, actor: str, using: str | None = None) -> None:
 
 
 def claim(
-    job_ids: Sequence[int], queue: str, worker_id: str, now: datetime, *, start: bool, using: str
+    rows: JobQuerySet, worker_id: str, now: datetime, *, start: bool, using: str
 ) -> list[Job]:
-    """Give jobs that still wait in ``queue`` to a worker; return those that it got, in order.
+    """Give those of ``rows`` to a worker that are to be had; return what it got, in their order.
 
-    To be called in the transaction that chose and locked the ids. What is returned has been read
+    To be called in a transaction that holds the worker's lease. What is returned has been read
     back: a row which somebody else got is not taken for the worker's.
+
+    Args:
+        rows: waiting jobs of one queue, in the order in which to take them, and not too many.
+        worker_id: who claims.
+        now: the database's clock.
+        start: begin the executions as well.
+        using: database alias.
     """
-    changes: dict[str, Any] = {
-        "state": State.CLAIMED,
-        "claimed_by": worker_id,
-        "claimed_at": now,
-    }
+    changes: dict[str, Any] = {"claimed_by": worker_id, "claimed_at": now}
+    state = State.CLAIMED
     if start:
-        changes |= {"state": State.RUNNING, "attempt": F("attempt") + 1, "attempted_at": now}
+        state = State.RUNNING
+        changes |= {"attempt": F("attempt") + 1, "attempted_at": now}
+    changes |= {"state": state, "version": F("version") + 1}
     jobs = Job.objects.using(using)
-    jobs.chosen(job_ids, State.WAITING).filter(queue=queue, **guards.due(now)).update(
-        version=F("version") + 1, **changes
-    )
-    mine = jobs.chosen(job_ids, changes["state"]).filter(claimed_by=worker_id, claimed_at=now)
-    order = {pk: place for place, pk in enumerate(job_ids)}
-    return sorted(mine, key=lambda job: order[job.pk])
+    still = jobs.alike(guards.in_states(State.WAITING)).filter(**guards.due(now))
+    free = db.lock_rows(rows, skip_locked=True)
+    if db.has_batches(using):
+        mine = db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
+        return sorted(mine, key=lambda job: (-job.priority, job.run_after, job.pk))
+    ids = list(free.values_list("pk", flat=True))
+    if not ids:
+        return []
+    still.filter(pk__in=sorted(ids)).update(**changes)
+    got = jobs.chosen(ids, state).filter(claimed_by=worker_id, claimed_at=now)
+    order = {pk: place for place, pk in enumerate(ids)}
+    return sorted(got, key=lambda job: order[job.pk])
 
 
 def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:

@@ -83,7 +83,7 @@ _PUT_OFF = {Retry: "retried", Snoozed: "snoozed", Released: "released"}
 def _became(outcome: Outcome, result: Any) -> str:
     if result.status == Settled.CONFLICT:
         return Settled.CONFLICT
-    state = str(result.job.state)
+    state = str(result.state)
     return state if state in FINAL else _PUT_OFF.get(type(outcome), state)
 
 

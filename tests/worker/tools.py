@@ -19,7 +19,7 @@ from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.testing.factories import JobFactory
 from jobqueue.worker.heartbeat import Heart
 from jobqueue.worker.loop import Ended, Loop, LoopOptions
-from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess
+from jobqueue.worker.process import WorkerOptions, WorkerProcess
 from jobqueue.worker.threads import DaemonThreadExecutor
 from tests.helpers import TIMEOUT, Running, run_in_thread, wait_until
 from tests.worker import handlers

@@ -24,6 +24,10 @@ from django.db.models.lookups import In
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
+from jobqueue.db.batch import has_batches as has_batches
+from jobqueue.db.batch import update_chosen as update_chosen
+from jobqueue.db.batch import update_each as update_each
+
 Result = TypeVar("Result")
 Rows = TypeVar("Rows", bound=QuerySet[Any])
 
@@ -157,17 +161,16 @@ class UniqueWhenSet(UniqueConstraint):
         return self._for(schema_editor).remove_sql(model, schema_editor)
 
 
-def state_is(using: str, *states: str) -> Lookup[Any]:
+def state_is(*states: str) -> Lookup[Any]:
     """Return the condition that a row is in one of ``states``, for rows chosen by their ids.
 
-    Where indexes are whole, they have ``state`` in front, and MySQL prefers one of them to the
-    primary key for ``id = 7 AND state = 'running'``. It then locks the entry of that index first
-    and the row second, while whoever changes the state does the reverse: a deadlock. So the column
-    stands there in a form that no index has.
+    The column stands there in a form that no index has, since an index that knows of states would
+    be preferred to the primary key for ``id = 7 AND state = 'running'``. PostgreSQL, believing that
+    nobody is running, would read all of the partial one, and walk the dead entries of the whole
+    run. MySQL, whose indexes are whole, would lock the entry of one first and the row second, while
+    whoever changes the state does the reverse: a deadlock.
     """
-    whole = not connections[using].features.supports_partial_indexes
-    column = Concat(F("state"), Value("")) if whole else F("state")
-    return In(column, sorted(map(str, states)))
+    return In(Concat(F("state"), Value("")), sorted(map(str, states)))
 
 
 def columns_without_microseconds(using: str, table: str) -> list[str]:
