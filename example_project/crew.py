@@ -33,7 +33,7 @@ class Crew:
     """
 
     def __init__(self, arguments: list[str], directory: Path) -> None:
-        self._command = [sys.executable, str(MANAGE), "run_worker", *arguments]
+        self._command = [sys.executable, str(MANAGE), "run_worker", "--processes", "0", *arguments]
         self._directory = directory
         self._workers: list[subprocess.Popen[bytes]] = []
 

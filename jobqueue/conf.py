@@ -19,6 +19,7 @@ from jobqueue.backoff import Backoff
 QUEUE_NAME: Final = re.compile(r"[\w.:-]{1,100}")
 MAX_PRIORITY: Final = 100
 MAX_BUDGET: Final = 10_000
+MAX_PROCESSES: Final = 1000
 # Far beyond any use, and such that no engine's columns and no sum of times overflow.
 MAX_DURATION: Final = timedelta(days=36_500)
 
@@ -40,6 +41,8 @@ class Settings:
         SWEEP_INTERVAL: how often each worker sweeps, give or take a tenth.
         POLL: how often an idle worker looks for jobs.
         GRACE: how long a worker that is told to stop waits for its running jobs.
+        PROCESSES: worker processes that ``run_worker`` keeps running under a parent; 0 for one
+            without a parent.
         THREADS: jobs that one worker process runs at once.
         BATCH: quick jobs that one worker process has in hand at most, its threads' included.
         NOTIFY: whether workers are woken when there is something to do, where the database can.
@@ -59,6 +62,7 @@ class Settings:
     SWEEP_INTERVAL: float = 30.0
     POLL: float = 1.0
     GRACE: float = 20.0
+    PROCESSES: int = 1
     THREADS: int = 4
     BATCH: int = 500
     NOTIFY: bool = True
@@ -152,6 +156,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "SWEEP_INTERVAL": _seconds,
     "POLL": _seconds,
     "GRACE": _seconds,
+    "PROCESSES": _integer(0, MAX_PROCESSES),
     "THREADS": _integer(1, 1000),
     "BATCH": _integer(1, 10_000),
     "NOTIFY": _boolean,

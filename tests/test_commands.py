@@ -90,18 +90,29 @@ def test_a_bad_argument_ends_with_status_2_and_is_named(
     assert not Worker.objects.exists()
 
 
-@pytest.mark.parametrize("command", ["run_worker", "sweep_stale_jobs"])
-def test_an_unknown_queue_is_named(alias: str, command: str) -> None:
+def test_an_unknown_queue_is_named(alias: str) -> None:
     with override_settings(JOBQUEUE={"QUEUES": ["mail"]}):
-        done = manage(command, "--queue", "slow")
+        done = manage("sweep_stale_jobs", "--queue", "slow")
     assert done.status == 2
     assert "argument --queue: there is no queue 'slow' in JOBQUEUE['QUEUES']: mail" in done.err
 
 
-@pytest.mark.parametrize(("argv", "status"), [([], 1), (["--queue", "mail"], 2)])
+def test_a_worker_serves_an_unknown_queue_and_warns_of_it(alias: str) -> None:
+    """While a deploy is under way, a queue may be known elsewhere already."""
+    job = JobFactory(queue="slow")
+    with override_settings(JOBQUEUE={"QUEUES": ["mail", "default"]}):
+        done = manage("run_worker", "--burst", "--queue", "slow", "--queue", "mail")
+    assert done.status == 0
+    assert done.err == "There is no queue 'slow' in JOBQUEUE['QUEUES']: mail, default.\n"
+    assert stored(job)["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"), [(["run_worker"], 1), (["sweep_stale_jobs", "--queue", "mail"], 2)]
+)
 def test_settings_that_are_wrong_are_named(alias: str, argv: list[str], status: int) -> None:
     with override_settings(JOBQUEUE={"THREADS": 0}):
-        done = manage("run_worker", *argv)
+        done = manage(*argv)
     assert done.status == status
     assert "JOBQUEUE['THREADS']: the value must be an integer from 1 to 1000, not 0" in done.err
     assert "Traceback" not in done.err

@@ -13,7 +13,7 @@ from django.db import DatabaseError, transaction
 
 from jobqueue import db, status
 from jobqueue.status import queue_status
-from jobqueue.worker import supervisor
+from jobqueue.worker import process as processes
 from tests.helpers import engine, other_connection, wait_until
 from tests.races.scenes import failing
 from tests.worker.tools import running_worker
@@ -86,7 +86,7 @@ def test_queue_status_names_the_holder_once_it_is_old(alias, monkeypatch):
 
 @on_postgresql
 def test_the_worker_logs_the_holder_with_each_sweep(alias, monkeypatch, settings, caplog):
-    monkeypatch.setattr(supervisor, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(processes, "OLD_SNAPSHOT", 0.0)
     settings.JOBQUEUE = {**settings.JOBQUEUE, "SWEEP_INTERVAL": 0.05}
     caplog.set_level(logging.WARNING, "jobqueue")
     with keeping_a_snapshot(alias), running_worker(alias):

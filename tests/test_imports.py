@@ -47,7 +47,7 @@ from jobqueue.backoff import Backoff
 from jobqueue.enqueue import enqueue
 from jobqueue.models import Job, JobEvent, Queue, Worker
 from jobqueue.testing.factories import JobFactory, TASK
-from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess
+from jobqueue.worker.process import WorkerOptions, WorkerProcess
 
 now = timezone.now()
 querysets = [

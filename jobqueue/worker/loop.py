@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -89,6 +90,11 @@ class Loop:
     def stop(self) -> None:
         """Claim no more, and end once what runs has been settled, or the grace is over."""
         self._end_by = min(self._end_by, time.monotonic() + self._options.grace)
+        self._inbox.put(None)
+
+    def retire(self) -> None:
+        """Claim no more, and end once what runs has been settled, however long that takes."""
+        self._options = replace(self._options, max_jobs=0)
         self._inbox.put(None)
 
     def lose_lease(self) -> None:

@@ -75,7 +75,9 @@ def child(directory: Path, *arguments: str) -> Iterator[Child]:
 
 def worker(directory: Path, *options: str) -> AbstractContextManager[Child]:
     """Run a worker."""
-    return child(directory, "run_worker", "--threads", "4", "--poll", "0.1", *options)
+    return child(
+        directory, "run_worker", "--processes", "0", "--threads", "4", "--poll", "0.1", *options
+    )
 
 
 @dataclass

@@ -10,7 +10,7 @@ from jobqueue import coordinator, db
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.sweep import sweep_stale_jobs
-from jobqueue.worker.loop import Ended
+from jobqueue.worker.contract import Ended
 from tests.worker import handlers
 from tests.worker.scripted import SpeakingBroker, finish, open_gates, play, playing
 from tests.worker.tools import kinds, make_job, running_loop

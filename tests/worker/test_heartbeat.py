@@ -13,8 +13,8 @@ from jobqueue import db
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.sweep import sweep_stale_jobs
+from jobqueue.worker.contract import Ended
 from jobqueue.worker.heartbeat import Turns
-from jobqueue.worker.loop import Ended
 from tests.helpers import TIMEOUT, run_in_thread, wait_until
 from tests.worker import handlers
 from tests.worker.tools import (

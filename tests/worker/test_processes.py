@@ -1,12 +1,8 @@
-"""Real worker processes: told to stop, killed, frozen past their lease and woken."""
+"""Worker processes without a parent: told to stop, killed, frozen past their lease and woken."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,57 +10,10 @@ import pytest
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
-from tests.helpers import TIMEOUT, child_environment, engine, wait_until
+from tests.helpers import engine, wait_until
 from tests.worker import handlers
+from tests.worker.real import alone
 from tests.worker.tools import kinds, make_job
-
-FAST = ("--poll", "0.02")
-
-
-class Child:
-    """A process that runs ``run_worker``, and the log that its handlers write."""
-
-    def __init__(self, directory: Path, *options: str) -> None:
-        self.log = directory / "log"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "run_worker", *FAST, *options],
-            env=child_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def lines(self) -> list[str]:
-        """Return what the handlers of this process have logged."""
-        if not self.log.exists():
-            return []
-        own = f"{self.process.pid} "
-        lines = self.log.read_text().splitlines()
-        return [line.removeprefix(own) for line in lines if line.startswith(own)]
-
-    def wait_for(self, line: str) -> None:
-        """Wait until a handler has logged ``line``."""
-        wait_until(lambda: line in self.lines(), f"no handler logged {line!r}")
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; return exit status and output."""
-        output, _ = self.process.communicate(timeout=TIMEOUT)
-        return self.process.returncode, output
-
-
-@contextmanager
-def child(directory: Path, *options: str) -> Iterator[Child]:
-    """Run a worker process that doesn't outlive the block."""
-    started = Child(directory, *options)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.communicate()
 
 
 def sweep_until_dead() -> SweepReport:
@@ -97,7 +46,7 @@ def assert_stops_on(number: signal.Signals, tmp_path: Path) -> None:
     """Stop a worker that has a quick job, one that hangs, and one yet to be claimed."""
     quick = make_job(handlers.wait_for_file, str(tmp_path), "go")
     hung = make_job(handlers.hang, str(tmp_path), max_attempts=1)
-    with child(tmp_path, "--threads", "2", "--grace", "0.6") as worker:
+    with alone(tmp_path, "--threads", "2", "--grace", "0.6") as worker:
         worker.wait_for("begin go")
         worker.wait_for("begin hang")
         later = make_job(handlers.give)
@@ -118,7 +67,7 @@ def assert_stops_on(number: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.parametrize("alias", [engine("sqlite")], indirect=True)
 def test_a_second_signal_ends_the_worker_at_once(alias, tmp_path):
     make_job(handlers.hang, str(tmp_path))
-    with child(tmp_path, "--grace", "1h") as worker:
+    with alone(tmp_path, "--grace", "1h") as worker:
         worker.wait_for("begin hang")
 
         def ended() -> bool:
@@ -135,7 +84,7 @@ def test_a_second_signal_ends_the_worker_at_once(alias, tmp_path):
 def test_a_hung_coroutine_does_not_keep_the_process(alias, tmp_path):
     """Its event loop runs in a thread that the interpreter would wait for."""
     job = make_job(handlers.hang_async, str(tmp_path))
-    with child(tmp_path, "--grace", "0.1") as worker:
+    with alone(tmp_path, "--grace", "0.1") as worker:
         worker.wait_for("begin hang_async")
         worker.send(signal.SIGTERM)
         status, output = worker.end()
@@ -154,7 +103,7 @@ def test_a_killed_workers_jobs_are_retried_and_a_poison_job_ends(alias, tmp_path
     ids = []
     for threads in ("2", "1"):
         Job.objects.filter(pk=innocent.pk, attempt=1).update(priority=0)
-        with child(tmp_path, "--threads", threads, "--lease", "0.4") as worker:
+        with alone(tmp_path, "--threads", threads, "--lease", "0.4") as worker:
             status, output = worker.end()
             assert status == -signal.SIGKILL, output
         ids.append(Worker.objects.alive().get().pk)
@@ -165,7 +114,7 @@ def test_a_killed_workers_jobs_are_retried_and_a_poison_job_ends(alias, tmp_path
     assert kinds(poison) == [EventKind.RESCUED, EventKind.FAILED]
     assert messages(poison) == [f"its worker {worker_id} is gone" for worker_id in ids]
     (tmp_path / "go").touch()
-    with child(tmp_path, "--burst") as worker:
+    with alone(tmp_path, "--burst") as worker:
         assert worker.end()[0] == 0
     innocent.refresh_from_db()
     assert (innocent.state, innocent.attempt) == (State.COMPLETED, 2)
@@ -175,12 +124,12 @@ def test_a_killed_workers_jobs_are_retried_and_a_poison_job_ends(alias, tmp_path
 def test_a_frozen_workers_late_report_is_refused_and_the_woken_one_goes_on(alias, tmp_path):
     """kagkarlsson/db-scheduler#402, oxpull/django-ox#16."""
     job = make_job(handlers.wait_for_file, str(tmp_path), "go")
-    with child(tmp_path, "--threads", "1", "--lease", "0.5") as frozen:
+    with alone(tmp_path, "--threads", "1", "--lease", "0.5") as frozen:
         frozen.wait_for("begin go")
         frozen.send(signal.SIGSTOP)
         assert sweep_until_dead().taken == 1
         (tmp_path / "go").touch()
-        with child(tmp_path, "--burst") as other:
+        with alone(tmp_path, "--burst") as other:
             assert other.end()[0] == 0
             assert other.lines() == ["begin go", "end go lost=False"]
         done = Job.objects.filter(pk=job.pk).values().get()

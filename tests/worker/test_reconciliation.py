@@ -10,7 +10,7 @@ import pytest
 from jobqueue import coordinator, transitions
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent
-from jobqueue.worker.loop import Ended
+from jobqueue.worker.contract import Ended
 from tests.helpers import TIMEOUT, run_in_thread, wait_until
 from tests.worker import handlers
 from tests.worker.tools import (

@@ -1,290 +1,356 @@
-"""A whole worker: its threads, one lease after another, and signals."""
+"""A parent and its worker processes: stopped, killed, crashed, replaced, and told of."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from django.db import OperationalError, connections
-from django.test import override_settings
 
-from jobqueue import db
-from jobqueue.exceptions import InvalidJob
 from jobqueue.lifecycle import State
-from jobqueue.models import EventKind, Job, Worker
-from jobqueue.sweep import sweep_stale_jobs
+from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.testing.factories import JobFactory
-from jobqueue.worker.contract import LoopOptions
-from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess, stopping_on_signals
-from tests.helpers import engine, run_in_thread, wait_until
-from tests.worker import handlers
-from tests.worker.tools import (
-    broken_statements,
-    kinds,
-    make_job,
-    running_worker,
-    troubles,
-    work_off,
+from jobqueue.worker.supervisor import RECYCLE
+from tests.helpers import engine, wait_until
+from tests.worker import handlers, poison
+from tests.worker.real import Parent, is_gone, parent
+from tests.worker.tools import AT_ONCE, kinds, make_job
+
+on_sqlite = pytest.mark.parametrize("alias", [engine("sqlite")], indirect=True)
+on_servers = pytest.mark.parametrize(
+    "alias", [engine("postgresql"), engine("mariadb")], indirect=True
 )
 
-DOWN = OperationalError("the server is shutting down")
+
+def states() -> list[str]:
+    return sorted(Worker.objects.values_list("state", flat=True))
 
 
-def wait_for_state(job: Job, state: State) -> None:
-    wait_until(lambda: Job.objects.get(pk=job.pk).state == state, f"the job did not become {state}")
+def poison_job(handler: Any, *args: Any, **columns: Any) -> Job:
+    columns = {"backoff": AT_ONCE, **columns}
+    return JobFactory(task=poison.path(handler), args=list(args), **columns)
 
 
-def writes_worker(verb: str) -> Any:
-    return lambda sql, params: sql.startswith(verb) and "jobqueue_worker" in sql
-
-
-def declare_dead(alias: str) -> None:
-    """Do what a sweep does to a worker that was silent for too long."""
-    long_ago = db.now(alias) - timedelta(hours=1)
-
-    def fenced() -> bool:
-        Worker.objects.alive().update(last_seen_at=long_ago)
-        return sweep_stale_jobs().dead_workers == 1
-
-    wait_until(fenced, "the worker renewed its lease each time")
-
-
-# -- From start to end
-
-
-def test_settings_fill_in_what_was_not_asked_for():
-    with override_settings(JOBQUEUE={"THREADS": 7, "POLL": 3, "LEASE": 9, "GRACE": 5}):
-        assert WorkerOptions().loop_options() == LoopOptions(slots=7, poll=3, lease=9, grace=5)
-        asked = WorkerOptions(threads=1, poll=2, lease=4, grace=0.5, burst=True, max_jobs=6)
-        assert asked.loop_options() == LoopOptions(1, 2, 4, 0.5, burst=True, max_jobs=6)
-
-
-@pytest.mark.parametrize(("queues", "served"), [((), ["a", "b"]), (("b",), ["b"])])
-def test_a_worker_registers_works_and_leaves(alias, queues, served):
-    job = make_job(handlers.give, "done", queue="b")
-    started: list[str] = []
-    with override_settings(JOBQUEUE={"QUEUES": ["a", "b"]}):
-        process = WorkerProcess(
-            WorkerOptions(queues=queues, threads=3, lease=12, burst=True, using=alias)
-        )
-        run_in_thread(process.run, started.append).result()
-    worker = Worker.objects.get()
-    assert [worker.pk] == started
-    assert (worker.queues, worker.concurrency) == (served, 3)
-    assert (worker.lease, worker.state) == (timedelta(seconds=12), Worker.State.STOPPED)
-    assert process.settled == {"completed": 1}
-    assert Job.objects.get(pk=job.pk).result == "done"
-
-
-def test_a_worker_told_to_stop_before_its_start_claims_nothing(alias):
-    make_job(handlers.give)
-    process = WorkerProcess(WorkerOptions(using=alias))
-    process.stop()
-    run_in_thread(process.run).result()
-    assert not Worker.objects.exists()
-
-
-def test_a_worker_told_to_stop_while_it_starts_claims_nothing(alias):
-    job = make_job(handlers.give)
-    process = WorkerProcess(WorkerOptions(using=alias))
-    run_in_thread(process.run, lambda worker_id: process.stop()).result()
-    assert Worker.objects.get().state == Worker.State.STOPPED
-    assert Job.objects.get(pk=job.pk).state == State.WAITING
-
-
-def test_deploys_cost_no_attempt(alias):
-    """AlexsLemonade/refinebio#708: five of them, with a budget of three."""
-    job = make_job(handlers.hold_until_lost, max_attempts=3)
-    for _ in range(5):
-        handlers.reset()
-        with running_worker(alias, grace=0.02) as process:
-            handlers.gate().wait_until_entered()
-        assert process.settled == {"released": 1}
-    job.refresh_from_db()
-    assert (job.state, job.attempt, job.failures) == (State.WAITING, 5, 0)
-    assert kinds(job) == [EventKind.RELEASED] * 5
-
-
-# -- The lease
-
-
-def test_a_job_far_longer_than_the_lease_is_never_taken_while_heartbeats_arrive(alias):
-    """hexpm/hexpm#1825, agno-agi/agno#9512, Koed00/django-q#307: sweeps all the time."""
-    job = make_job(handlers.hold)
-    with running_worker(alias, lease=0.4) as process:
-        handlers.gate().wait_until_entered()
-        until = time.monotonic() + 1.2
-        while time.monotonic() < until:
-            assert sweep_stale_jobs().taken == 0
-            time.sleep(0.02)
-        handlers.gate().open()
-        wait_for_state(job, State.COMPLETED)
-    job.refresh_from_db()
-    assert job.attempt == 1
-    assert kinds(job) == []
-    assert process.settled == {"completed": 1}
-    assert Worker.objects.count() == 1
-
-
-def test_a_lost_lease_is_followed_by_a_new_one(alias):
-    """kagkarlsson/db-scheduler#402: told so, refused, and back at work."""
-    job = make_job(handlers.hold)
-    with running_worker(alias, lease=0.6) as process:
-        context = handlers.gate().wait_until_entered()
-        declare_dead(alias)
-        wait_until(lambda: context.lost, "the handler was not told")
-        handlers.gate().open()
-        wait_for_state(job, State.COMPLETED)
-    assert process.settled == {"conflict": 1, "completed": 1}
-    assert kinds(job) == [EventKind.RESCUED, EventKind.CONFLICT]
-    assert sorted(Worker.objects.values_list("state", flat=True)) == ["dead", "stopped"]
-
-
-def test_heartbeats_that_fail_for_longer_than_the_lease_are_followed_by_a_new_one(alias):
-    """rails/solid_queue#778: the process does not live on unseen."""
-    make_job(handlers.hold_until_lost, max_attempts=1)
-    failing = broken_statements(alias, writes_worker("UPDATE"), DOWN, thread="jobqueue-heartbeat")
-    with troubles() as heard, failing, running_worker(alias, lease=0.3):
-        context = handlers.gate().wait_until_entered()
-        wait_until(lambda: context.lost, "the handler was not told")
-        wait_until(lambda: Worker.objects.count() > 1, "there is no new lease")
-    assert "renew its lease" in heard
-
-
-def test_a_new_lease_has_all_its_slots_though_handlers_hang(alias):
-    make_job(handlers.hold, max_attempts=1)
-    with running_worker(alias, lease=0.6, grace=0.02) as process:
-        handlers.gate().wait_until_entered()
-        declare_dead(alias)
-        wait_for_state(make_job(handlers.give), State.COMPLETED)
-        assert process.abandoned == 1
-
-
-def test_max_jobs_counts_over_all_leases(alias):
-    for number in range(4):
-        make_job(handlers.hold, str(number), max_attempts=1)
-    with running_worker(alias, lease=0.6, max_jobs=2) as process:
-        handlers.gate("0").wait_until_entered()
-        declare_dead(alias)
-        for number in range(4):
-            handlers.gate(str(number)).open()
-        wait_until(lambda: process.settled.total() == 2, "it did not take up its work again")
-    assert process.claimed == 2
-    assert Job.objects.filter(state=State.WAITING).count() == 2
-
-
-def test_the_lease_is_reckoned_from_before_the_registration(alias):
-    """Printing the greeting into a full pipe may take long, and the database's clock goes on."""
-    process = WorkerProcess(WorkerOptions(burst=True, lease=30, using=alias))
-    started: list[float] = []
-
-    def on_start(worker_id: str) -> None:
-        started.append(time.monotonic())
-        wait_until(lambda: time.monotonic() > started[0] + 0.05, "")
-
-    run_in_thread(process.run, on_start).result()
-    assert process._loop is not None
-    assert process._loop.lease_until <= started[0] + 30
-
-
-# -- Trouble
-
-
-def test_a_database_that_cannot_be_reached_is_waited_for(alias):
-    job = make_job(handlers.give)
-    with troubles() as heard, broken_statements(alias, writes_worker("INSERT"), DOWN, times=2):
-        work_off(alias)
-    assert heard == ["register"] * 2
-    assert Job.objects.get(pk=job.pk).state == State.COMPLETED
-
-
-def test_a_worker_that_cannot_leave_ends_all_the_same(alias):
-    with troubles() as heard, broken_statements(alias, writes_worker("UPDATE"), DOWN):
-        work_off(alias)
-    assert heard == ["leave"]
-    assert Worker.objects.get().state == Worker.State.ALIVE
-
-
-def test_malformed_options_are_raised_and_not_tried_again(alias):
-    process = WorkerProcess(WorkerOptions(queues=["no good"], using=alias))
-    running = run_in_thread(process.run)
-    try:
-        with pytest.raises(InvalidJob, match="not 'no good'"):
-            running.result(5)
-    finally:
-        process.stop()
-
-
-@pytest.mark.parametrize("alias", [engine("postgresql"), engine("mariadb")], indirect=True)
-def test_a_worker_that_loses_all_its_connections_goes_on(alias):
-    """bensheldon/good_job#90, RealOrangeOne/django-tasks-db#49: as in a restart of the server."""
-    job, after = make_job(handlers.hold, "gate", "", "kept"), make_job(handlers.give)
-    with running_worker(alias, lease=1.5) as process, troubles():
-        handlers.gate().wait_until_entered()
-        kill_other_sessions(alias)
-        handlers.gate().open()
-        wait_for_state(after, State.COMPLETED)
-    job.refresh_from_db()
-    assert (job.state, job.result, job.attempt) == (State.COMPLETED, "kept", 1)
-    assert kinds(job) == []
-    assert process.settled == {"completed": 2}
-
-
-def kill_other_sessions(alias: str) -> None:
-    with connections[alias].cursor() as cursor:
-        if connections[alias].vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            return
-        cursor.execute(
-            "SELECT id FROM information_schema.processlist "
-            "WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-        )
-        for (session,) in cursor.fetchall():
-            cursor.execute("KILL %s", [session])
-
-
-# -- Sweeps
-
-
-@override_settings(JOBQUEUE={"SWEEP_INTERVAL": 0.05})
-def test_each_worker_sweeps(alias):
-    job = JobFactory(running=True, backoff={"base": 0})
-    fails_once = broken_statements(alias, lambda sql, params: True, DOWN, thread="jobqueue-sw")
-    with troubles() as heard, running_worker(alias):
-        wait_for_state(job, State.COMPLETED)
-        assert heard == []
-    with troubles() as heard, fails_once, running_worker(alias):
-        wait_until(lambda: len(heard) > 1, "a sweep that fails is not told of, or the last")
-    assert set(heard) == {"sweep"}
+def state_of(job: Job) -> str:
+    return str(Job.objects.get(pk=job.pk).state)
 
 
 # -- Signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_stops_the_worker_and_the_second_would_end_it(number):
-    process = WorkerProcess(WorkerOptions())
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(each) for each in numbers]
-    with stopping_on_signals(process):
-        assert not process._stopping
-        os.kill(os.getpid(), number)
-        wait_until(lambda: process._stopping, "the signal was not heard")
-        assert [signal.getsignal(each) for each in numbers] == [signal.SIG_DFL] * 2
-    assert [signal.getsignal(each) for each in numbers] == before
+def test_the_first_sigterm_stops_all_processes_within_the_grace(alias, tmp_path):
+    """What ends in time is settled, what hangs is handed back, and the counts are added up."""
+    quick = make_job(handlers.wait_for_file, str(tmp_path), "go")
+    hung = make_job(handlers.hang, str(tmp_path), max_attempts=1)
+    with parent(tmp_path, "--processes", "2", "--threads", "1", "--grace", "1") as crew:
+        crew.wait_for("begin go")
+        crew.wait_for("begin hang")
+        later = make_job(handlers.give)
+        crew.send(signal.SIGTERM)
+        crew.wait_for_event("stopping")
+        (tmp_path / "go").touch()
+        status, output = crew.end()
+    assert status == 0, output
+    assert crew.events()[-1]["settled"] == {"completed": 1, "released": 1}
+    assert (state_of(quick), state_of(hung), state_of(later)) == ("completed", "waiting", "waiting")
+    hung.refresh_from_db()
+    assert (hung.attempt, hung.failures, kinds(hung)) == (1, 0, [EventKind.RELEASED])
+    assert states() == ["stopped", "stopped"]
 
 
-def test_a_worker_in_another_thread_leaves_signals_alone():
-    def use() -> list[Any]:
-        with stopping_on_signals(WorkerProcess(WorkerOptions())):
-            return [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+@on_sqlite
+def test_a_signal_to_the_whole_group_is_one_signal(alias, tmp_path):
+    """A service manager, and a terminal's Ctrl-C, tell the children what the parent tells them."""
+    job = make_job(handlers.wait_for_file, str(tmp_path), "go")
+    with parent(tmp_path) as crew:
+        crew.wait_for("begin go")
+        os.killpg(crew.process.pid, signal.SIGTERM)
+        crew.wait_for_event("stopping")
+        (tmp_path / "go").touch()
+        status, output = crew.end()
+    assert status == 0, output
+    assert state_of(job) == "completed"
+    assert states() == ["stopped"]
 
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    assert run_in_thread(use).result() == before
+
+@on_sqlite
+def test_a_second_signal_ends_all_at_once(alias, tmp_path):
+    """Their jobs are left to a sweep."""
+    make_job(handlers.hang, str(tmp_path))
+    with parent(tmp_path, "--grace", "1h", "--processes", "2") as crew:
+        crew.wait_for("begin hang")
+        pids = crew.wait_until_up(2)
+        crew.send(signal.SIGTERM)
+        crew.wait_for_event("stopping")
+        crew.send(signal.SIGTERM)
+        status, output = crew.end()
+        assert status == 128 + signal.SIGTERM, output
+        assert not any(map(psutil.pid_exists, pids))
+    assert "alive" in states()
+
+
+@on_sqlite
+def test_sighup_replaces_the_processes_one_after_another(alias, tmp_path):
+    with parent(tmp_path, "--processes", "2") as crew:
+        before = crew.wait_until_up(2)
+        crew.send(signal.SIGHUP)
+        after = crew.wait_until_up(4)
+        assert not set(before) & set(after[2:])
+        crew.wait_for_event("recycled", 2)
+        order = [event["event"] for event in crew.events("recycled", "worker_started")][2:]
+        assert order == ["recycled", "worker_started"] * 2
+        crew.send(signal.SIGTERM)
+        assert crew.end()[0] == 0
+    assert states() == ["stopped"] * 4
+
+
+@on_sqlite
+def test_sigusr1_tells_where_every_thread_is(alias, tmp_path):
+    make_job(handlers.hang, str(tmp_path))
+    with parent(tmp_path) as crew:
+        crew.wait_for("begin hang")
+        crew.send(signal.SIGUSR1)
+        wait_until(lambda: "in hang" in crew.output.read_text(), "the handler isn't shown")
+        wait_until(lambda: "in _supervise" in crew.output.read_text(), "nor is the parent")
+        assert crew.process.poll() is None
+        assert len(crew.children) == 1
+
+
+@on_sqlite
+def test_a_process_that_an_operator_stops_is_replaced_at_once(alias, tmp_path):
+    with parent(tmp_path) as crew:
+        (first,) = crew.wait_until_up()
+        os.kill(first, signal.SIGTERM)
+        _, second = crew.wait_until_up(2)
+        assert second != first
+        assert crew.events("crashed") == []
+
+
+# -- Processes that die
+
+
+def test_a_job_that_kills_its_process_fails_and_takes_nobody_with_it(alias, tmp_path):
+    """collectiveidea/delayed_job#415, RealOrangeOne/django-tasks#46: as the OOM killer does.
+
+    The parent knows of the death: nobody waits for the lease, which is an hour.
+    """
+    assert_poison_is_contained(signal.SIGKILL, tmp_path)
+
+
+@on_sqlite
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_so_does_one_that_crashes_it(alias, tmp_path, number):
+    assert_poison_is_contained(number, tmp_path)
+
+
+def assert_poison_is_contained(number: signal.Signals, tmp_path: Path) -> None:
+    """Run a job that kills its process twice, and one beside it that does no harm."""
+    bad = poison_job(poison.die, str(tmp_path), int(number), max_attempts=2)
+    innocent = make_job(handlers.wait_for_file, str(tmp_path), "go", max_attempts=3)
+    with parent(tmp_path, "--threads", "2", "--lease", "1h") as crew:
+        crew.wait_for("begin die")
+        crew.wait_for("begin go")
+        (tmp_path / "die").touch()
+        wait_until(lambda: state_of(bad) == State.FAILED, "it does not fail")
+        (tmp_path / "go").touch()
+        wait_until(lambda: state_of(innocent) == State.COMPLETED, "the innocent is lost")
+        crashes = crew.events("crashed")
+        crew.send(signal.SIGTERM)
+        status, output = crew.end()
+    assert status == 0, output
+    bad.refresh_from_db()
+    innocent.refresh_from_db()
+    assert (bad.attempt, kinds(bad)) == (2, [EventKind.RESCUED, EventKind.FAILED])
+    assert innocent.attempt == 3
+    assert [(c["status"], c["signal"], c["wait"]) for c in crashes] == [
+        (-number, number.name, 0.5),
+        (-number, number.name, 1.0),
+    ]
+    messages = JobEvent.objects.filter(job=bad).values_list("message", flat=True)
+    assert list(messages) == [f"its worker {crash['worker']} is gone" for crash in crashes]
+    assert states() == ["dead", "dead", "stopped"]
+
+
+@on_sqlite
+@pytest.mark.parametrize("status", [0, RECYCLE])
+def test_a_job_that_ends_its_process_has_crashed_it_whatever_the_status(alias, tmp_path, status):
+    """Nobody takes that for the worker's own end."""
+    bad = poison_job(poison.leave, str(tmp_path), status, max_attempts=1)
+    with parent(tmp_path, "--threads", "1", "--lease", "1h") as crew:
+        assert crew.wait_for_event("crashed")["status"] == status
+        wait_until(lambda: state_of(bad) == State.FAILED, "it waits for the lease")
+    assert crew.events("recycled") == []
+
+
+def test_children_end_by_themselves_when_their_parent_is_killed(alias, tmp_path):
+    """No orphans; and what they had in hand is handed back."""
+    hung = make_job(handlers.hang, str(tmp_path), max_attempts=1)
+    with parent(tmp_path, "--processes", "2", "--grace", "0.3") as crew:
+        pids = crew.wait_until_up(2)
+        crew.wait_for("begin hang")
+        crew.send(signal.SIGKILL)
+        wait_until(lambda: all(map(is_gone, pids)), "the children live on")
+    assert state_of(hung) == State.WAITING
+    assert kinds(hung) == [EventKind.RELEASED]
+    assert states() == ["stopped", "stopped"]
+
+
+@on_sqlite
+def test_a_process_that_hangs_is_killed_and_its_job_counted(alias, tmp_path):
+    """A handler that keeps the interpreter for itself stops the heartbeat too."""
+    bad = poison_job(poison.hold_the_interpreter, str(tmp_path), max_attempts=1)
+    with parent(tmp_path, "--threads", "1", "--lease", "0.5") as crew:
+        crew.wait_for("begin hold")
+        crew.wait_for_event("silent")
+        assert crew.wait_for_event("crashed")["signal"] == "SIGKILL"
+        wait_until(lambda: state_of(bad) == State.FAILED, "it does not fail")
+
+
+# -- Processes that are replaced
+
+
+@on_sqlite
+def test_a_process_is_replaced_after_so_many_jobs(alias, tmp_path):
+    jobs = [poison_job(poison.tell_pid) for _ in range(5)]
+    options = ("--burst", "--processes", "1", "--threads", "1", "--max-jobs", "2")
+    with parent(tmp_path, *options) as crew:
+        status, output = crew.end()
+    assert status == 0, output
+    pids = list(Job.objects.order_by("id").values_list("result", flat=True))
+    assert len(jobs) == len(pids)
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+    assert [event["status"] for event in crew.events("recycled")] == [RECYCLE] * 2
+    assert crew.events()[-1]["settled"] == {"completed": 5}
+
+
+@on_sqlite
+def test_several_processes_drain_the_queue_together(alias, tmp_path):
+    first = make_job(handlers.wait_for_file, str(tmp_path), "go")
+    second = make_job(handlers.wait_for_file, str(tmp_path), "go")
+    with parent(tmp_path, "--burst", "--processes", "2", "--threads", "1") as crew:
+        wait_until(lambda: crew.lines() == ["begin go"] * 2, "they do not work side by side")
+        (tmp_path / "go").touch()
+        status, output = crew.end()
+    assert status == 0, output
+    assert (state_of(first), state_of(second)) == ("completed", "completed")
+    assert crew.events()[-1]["settled"] == {"completed": 2}
+
+
+@on_sqlite
+def test_a_process_that_takes_up_too_much_memory_finishes_its_job_and_is_replaced(alias, tmp_path):
+    job = poison_job(poison.grow, str(tmp_path), 300)
+    with parent(tmp_path, "--threads", "2", "--max-rss", "250", "--grace", "0.1") as crew:
+        (pid,) = crew.wait_until_up()
+        crew.wait_for("begin grown")
+        told = crew.wait_for_event("too_big")
+        assert (told["pid"], told["limit"]) == (pid, 250)
+        assert told["rss"] > 300
+        later = make_job(handlers.give)
+        overdue = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > overdue, "")
+        assert crew.events("recycled") == []  # whatever the grace is
+        (tmp_path / "grown").touch()
+        crew.wait_for_event("recycled")
+        wait_until(lambda: state_of(later) == State.COMPLETED, "the next one does not work")
+        crew.wait_until_up(2)
+    job.refresh_from_db()
+    assert (job.state, job.attempt) == (State.COMPLETED, 1)
+    assert len(crew.events("too_big")) == 1
+
+
+# -- What the parent is, and tells
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@on_servers
+def test_the_parent_has_no_connection_and_no_second_thread(alias, tmp_path):
+    """So that it may fork whenever a process has to be replaced."""
+    with parent(tmp_path) as crew:
+        (pid,) = crew.wait_until_up()
+        assert sockets(pid) > 0
+        assert sockets(crew.process.pid) == 0
+        assert psutil.Process(crew.process.pid).num_threads() == 1
+
+
+def sockets(pid: int) -> int:
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(fd.readlink().name)
+        except OSError:
+            continue
+    return sum(link.startswith("socket:") for link in links)
+
+
+@on_sqlite
+def test_the_health_file_is_fresh_while_all_processes_are_well(alias, tmp_path):
+    file = tmp_path / "health"
+    file.touch()
+    os.utime(file, (0, 0))
+    options = ("--processes", "2", "--lease", "1h", "--health-file", str(file))
+    with parent(tmp_path, *options) as crew:
+        frozen, _ = crew.wait_until_up(2)
+        wait_until(lambda: is_fresh(file), "it isn't made")
+        os.kill(frozen, signal.SIGSTOP)
+        wait_until(lambda: rests(file), "it is touched though a process hangs")
+        os.kill(frozen, signal.SIGCONT)
+        wait_until(file.exists, "it isn't touched though all is well")
+        crew.send(signal.SIGTERM)
+        assert crew.end()[0] == 0
+    assert not file.exists()
+
+
+def is_fresh(file: Path) -> bool:
+    return file.exists() and file.stat().st_mtime > 0
+
+
+def rests(file: Path) -> bool:
+    """Whether the file is not touched for longer than it should be at most."""
+    file.unlink(missing_ok=True)
+    ends = time.monotonic() + 2.5
+    while time.monotonic() < ends:
+        if file.exists():
+            return False
+    return True
+
+
+def told(crew: Parent) -> list[str]:
+    return [event["event"] for event in crew.events()]
+
+
+@on_sqlite
+def test_every_event_is_an_object_on_a_line(alias, tmp_path):
+    make_job(handlers.give)
+    with parent(tmp_path, "--queue", "default") as crew:
+        crew.wait_until_up()
+        wait_until(lambda: not Job.objects.exclude(state="completed").exists(), "no work is done")
+        crew.send(signal.SIGTERM)
+        _, output = crew.end()
+        assert told(crew) == ["worker_started", "stopping", "worker_stopped", "stopped"], output
+        assert len(output.splitlines()) == 4
+        started, stopping, ended, last = crew.events()
+        worker = Worker.objects.get().pk
+        for event in (started, stopping, ended, last):
+            assert event.keys() >= {"event", "time", "pid", "message"}
+        assert started["message"] == f"Worker {worker} serves default with 4 thread(s)."
+        assert (started["worker"], ended["worker"]) == (worker, worker)
+        assert started["pid"] == ended["pid"] != crew.process.pid
+        assert stopping["pid"] == last["pid"] == crew.process.pid
+        assert stopping["signal"] == "SIGTERM"
+        assert ended["message"] == f"Process {ended['pid']} stopped: 1 completed."
+        assert last["message"] == "Worker stopped: 1 completed."
+        assert ended["settled"] == last["settled"] == {"completed": 1}
+
+
+@on_sqlite
+def test_a_lost_lease_is_told_and_the_process_goes_on(alias, tmp_path):
+    with parent(tmp_path, "--lease", "0.6") as crew:
+        (pid,) = crew.wait_until_up()
+        worker = crew.events("worker_started")[0]["worker"]
+        Worker.objects.filter(pk=worker).update(state=Worker.State.DEAD)
+        assert crew.wait_for_event("lease_lost")["worker"] == worker
+        assert crew.wait_until_up(2) == [pid, pid]

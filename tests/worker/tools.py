@@ -20,7 +20,7 @@ from jobqueue.testing.factories import JobFactory
 from jobqueue.worker.contract import Ended, LoopOptions
 from jobqueue.worker.heartbeat import Heart
 from jobqueue.worker.loop import Loop
-from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess
+from jobqueue.worker.process import WorkerOptions, WorkerProcess
 from tests.helpers import TIMEOUT, Running, run_in_thread, wait_until
 from tests.worker import handlers
 

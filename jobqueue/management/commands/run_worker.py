@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
+from django.utils import autoreload
+from django.utils.module_loading import import_string
 
 from jobqueue import conf
-from jobqueue.management.base import JobQueueCommand, count, positive_duration, queue_name
+from jobqueue.management.base import JobQueueCommand, count, positive_duration
 from jobqueue.models import Worker
-from jobqueue.worker.supervisor import WorkerOptions, WorkerProcess, stopping_on_signals
+from jobqueue.worker import system
+from jobqueue.worker.log import Log
+from jobqueue.worker.process import (
+    WorkerOptions,
+    WorkerProcess,
+    disconnect,
+    stopping_on_signals,
+)
+from jobqueue.worker.run import run_alone, run_as_child, summary
+from jobqueue.worker.supervisor import BEAT_HOLDS, Supervisor, SupervisorOptions
+
+WRONG_USAGE: Final = 2
+
+
+def _executor(path: str) -> Callable[[], Executor]:
+    """Read the dotted path of a callable."""
+    try:
+        factory: Callable[[], Executor] = import_string(path)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise argparse.ArgumentTypeError(f"{path!r} can't be imported: {error}") from None
+    if not callable(factory):
+        raise argparse.ArgumentTypeError(f"{path!r} must be callable, not {factory!r:.80}")
+    return factory
+
+
+def _queue_name(text: str) -> str:
+    try:
+        return conf.check_queue_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _processes(text: str) -> int:
+    try:
+        return conf.check_integer(int(text), "the value", 0, conf.MAX_PROCESSES)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be an integer from 0 to {conf.MAX_PROCESSES}"
+        ) from None
 
 
 class Command(JobQueueCommand):
@@ -19,71 +68,192 @@ class Command(JobQueueCommand):
     help = "Run jobs until told to stop. Durations: 30, 30s, 5m, 1h."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add what ``WorkerOptions`` takes."""
+        """Add what ``WorkerOptions`` and ``SupervisorOptions`` take."""
         super().add_arguments(parser)
         parser.add_argument(
             "--queue",
             action="append",
-            type=queue_name,
+            type=_queue_name,
             dest="queues",
             metavar="NAME",
             help="Queue to serve; repeat for several, looked at in the order given.",
         )
-        parser.add_argument("--threads", type=count(1000), help="Jobs to run at once.")
-        parser.add_argument(
-            "--batch",
-            type=count(10_000),
-            help="Quick jobs to have in hand at most; 1 claims none ahead of the threads.",
-        )
-        parser.add_argument(
-            "--burst", action="store_true", help="End when no job is waiting any more."
-        )
-        parser.add_argument("--max-jobs", type=count(2**31), help="End after this many jobs.")
+        for name, read, text in (
+            ("--processes", _processes, "Worker processes; 0 for one without a parent."),
+            ("--threads", count(1000), "Jobs that each process runs at once."),
+            (
+                "--batch",
+                count(10_000),
+                "Quick jobs in hand at most; 1: none ahead of threads.",
+            ),
+            (
+                "--async-concurrency",
+                count(10_000),
+                "Async handlers to run on an event loop at once.",
+            ),
+            ("--max-jobs", count(2**31), "Replace a process after this many jobs."),
+            ("--max-rss", count(2**31), "Replace a process that takes up more than this many MiB."),
+        ):
+            parser.add_argument(name, type=read, metavar="N", help=text)
         for name, text in {
             "--lease": "How long this worker may be silent before it is declared dead.",
             "--poll": "How often to look for jobs when idle.",
             "--grace": "When told to stop, how long to wait for running jobs.",
         }.items():
             parser.add_argument(name, type=positive_duration, metavar="DURATION", help=text)
+        parser.add_argument(
+            "--executor",
+            type=_executor,
+            metavar="PATH",
+            help="Dotted path of what makes a concurrent.futures.Executor, to run jobs in.",
+        )
+        for name, text in {
+            "--no-notify": "Don't listen for new work, only poll.",
+            "--burst": "End when no job is waiting any more.",
+            "--reload": "For development: start anew when the code changes.",
+        }.items():
+            parser.add_argument(name, action="store_true", help=text)
+        parser.add_argument(
+            "--health-file", metavar="PATH", type=Path, help="Touch this file while all is well."
+        )
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            dest="as_json",
+            help="Tell each event as a JSON object on a line of stdout.",
+        )
 
     def handle(self, **options: Any) -> None:
         """Run the worker."""
-        process = WorkerProcess(
-            WorkerOptions(
-                queues=options["queues"] or (),
-                threads=options["threads"],
-                batch=options["batch"],
-                lease=options["lease"],
-                poll=options["poll"],
-                grace=options["grace"],
-                burst=options["burst"],
-                max_jobs=options["max_jobs"],
-                using=self.database(options),
-            )
+        worker = WorkerOptions(
+            queues=options["queues"] or (),
+            threads=options["threads"],
+            batch=options["batch"],
+            coroutines=options["async_concurrency"] or 0,
+            executor=options["executor"],
+            notify=not options["no_notify"],
+            lease=options["lease"],
+            poll=options["poll"],
+            grace=options["grace"],
+            burst=options["burst"],
+            max_jobs=options["max_jobs"],
+            max_rss=options["max_rss"],
+            using=self.database(options),
         )
-        self._check(process.options)
-        with stopping_on_signals(process):
-            process.run(on_start=lambda worker_id: self._greet(worker_id, process.options))
-        done = ", ".join(f"{number} {what}" for what, number in sorted(process.settled.items()))
-        self.stdout.write(f"Worker stopped: {done or 'no jobs'}.")
+        self._check_usage(worker, options)
+        self._log = Log(self.stdout, self.stderr, options["as_json"])
+        if options["reload"]:
+            autoreload.run_with_reloader(partial(self._run_reloaded, worker, options))
+            return
+        self._check_database(worker)
+        self._warn_of_unknown(worker.queues)
+        processes = _processes_wanted(options)
+        if processes:
+            self._run_children(processes, worker, options)
+        else:
+            self._run_alone(worker, options)
 
-    def _check(self, options: WorkerOptions) -> None:
-        loop = options.loop_options()
+    # -- How it is run
+
+    def _run_alone(self, worker: WorkerOptions, options: Mapping[str, Any]) -> None:
+        process = WorkerProcess(worker)
+        with stopping_on_signals(process):
+            run_alone(process, self._log, options["health_file"])
+        self._bid_farewell(process.settled)
+
+    def _run_children(
+        self, processes: int, worker: WorkerOptions, options: Mapping[str, Any]
+    ) -> None:
+        loop = worker.loop_options()
+        supervisor = Supervisor(
+            partial(run_as_child, worker, self._log),
+            SupervisorOptions(
+                processes,
+                grace=loop.grace,
+                silence=max(2 * loop.lease, BEAT_HOLDS),
+                burst=worker.burst,
+                health_file=options["health_file"],
+            ),
+            self._log,
+            before_fork=disconnect,
+        )
+        status = supervisor.run()
+        self._bid_farewell(supervisor.settled)
+        if status:
+            sys.exit(status)
+
+    def _run_reloaded(self, worker: WorkerOptions, options: Mapping[str, Any]) -> None:
+        """Called in a thread that ends with the process, whenever the code has changed."""
+        self._check_database(worker)
+        self._warn_of_unknown(worker.queues)
+        process, thread = WorkerProcess(worker), threading.current_thread()
+
+        @atexit.register
+        def stop() -> None:
+            process.stop()
+            self._log.tell("stopping", "Stopping.")
+            thread.join(worker.loop_options().grace)
+
+        run_alone(process, self._log, options["health_file"])
+
+    def _bid_farewell(self, settled: Mapping[str, int]) -> None:
+        text = f"Worker stopped: {summary(settled)}."
+        self._log.tell("stopped", text, settled=dict(settled))
+
+    # -- What is checked first
+
+    def _check_usage(self, worker: WorkerOptions, options: Mapping[str, Any]) -> None:
+        loop, file = worker.loop_options(), options["health_file"]
         if loop.poll >= loop.lease:
-            raise CommandError(
-                f"--poll ({loop.poll:g} s) must be shorter than --lease ({loop.lease:g} s).",
-                returncode=2,
-            )
+            _refuse(f"--poll ({loop.poll:g} s) must be shorter than --lease ({loop.lease:g} s).")
+        if options["executor"] and options["async_concurrency"]:
+            _refuse("--executor runs async handlers as well: leave --async-concurrency out.")
+        if options["reload"] and options["burst"]:
+            _refuse("--reload waits for changes, and --burst ends: give one of them.")
+        if options["reload"] and options["processes"]:
+            _refuse("--reload runs in one process: leave --processes out.")
+        if options["processes"] and not system.CAN_FORK:
+            _refuse("--processes needs a system that can fork: start run_worker several times.")
+        if options["processes"] and not _is_main_thread():
+            _refuse("--processes needs the main thread, for it hears signals.")
+        if file and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+            _refuse(f"--health-file {file}: its directory must exist, and be writable.")
+        if file and file.exists() and not file.is_file():
+            _refuse(f"--health-file {file} is there, and no file.")
+
+    def _check_database(self, worker: WorkerOptions) -> None:
         try:
-            Worker.objects.using(options.using).exists()
+            Worker.objects.using(worker.using).exists()
         except DatabaseError as error:
             raise CommandError(
-                f"The queue's tables can't be read on database {options.using!r}: {error}. "
+                f"The queue's tables can't be read on database {worker.using!r}: {error}. "
                 "Has `manage.py migrate` been run?"
             ) from error
 
-    def _greet(self, worker_id: str, options: WorkerOptions) -> None:
-        queues = ", ".join(options.queues or conf.get().worker_queues)
-        threads = options.loop_options().slots
-        self.stdout.write(f"Worker {worker_id} serves {queues} with {threads} thread(s).")
-        self.stdout.flush()
+    def _warn_of_unknown(self, queues: Sequence[str]) -> None:
+        """A queue may be new here and old elsewhere, as while a deploy is under way."""
+        known = conf.get().QUEUES
+        for name in queues:
+            if known is not None and name not in known:
+                text = f"There is no queue {name!r} in JOBQUEUE['QUEUES']: {', '.join(known)}."
+                self._log.tell("unknown_queue", text, is_trouble=True, queue=name, known=known)
+
+
+def _processes_wanted(options: Mapping[str, Any]) -> int:
+    """Return how many processes to run under a parent, 0 for no parent.
+
+    ``--burst`` is for tests and scripts, and works where it is called unless told otherwise.
+    """
+    if options["processes"] is not None:
+        return int(options["processes"])
+    if options["burst"] or not system.CAN_FORK or not _is_main_thread():
+        return 0
+    return conf.get().PROCESSES
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _refuse(message: str) -> NoReturn:
+    raise CommandError(message, returncode=WRONG_USAGE)

@@ -1,0 +1,111 @@
+"""PgQueuer, on asyncpg and uvloop, which its package brings along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+import child
+import handlers
+import psycopg
+from pgqueuer import PgQueuer
+from pgqueuer.db import AsyncpgDriver, SyncPsycopgDriver
+from pgqueuer.queries import Queries, SyncQueries
+
+ABOUT = {
+    "name": "pgqueuer",
+    "requires": ["pgqueuer[asyncpg,psycopg]>=1.6,<2"],
+    "python": "3.11",
+    "rate": 20000,
+    "enqueues": 5000,
+    "done": {"postgresql": "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"},
+    "benchmarks": ["enqueue", "drain", "latency"],
+    # default: batch_size 10. tuned: 500, as large as the limit's batches (our choice).
+    "settings": ["default", "tuned", "tuned, in threads"],
+}
+
+
+@contextlib.asynccontextmanager
+async def driver(place):
+    """Its fastest driver, on one connection."""
+    import asyncpg
+
+    connection = await asyncpg.connect(
+        host=place["host"], user=place["user"], database=place["dbname"]
+    )
+    try:
+        yield AsyncpgDriver(connection)
+    finally:
+        await connection.close()
+
+
+def setup(place):
+    async def install():
+        async with driver(place) as found:
+            await Queries(found).install()
+
+    asyncio.run(install())
+
+
+def enqueue(place, jobs, handler="noop", single=False):
+    async def run():
+        async with driver(place) as found:
+            queries = Queries(found)
+            await queries.enqueue("warm", b"0", 0)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            if single:
+                for number in range(jobs):
+                    await queries.enqueue("job", str(number).encode(), 0)
+            else:
+                for first in range(0, jobs, child.CHUNK):
+                    numbers = range(first, min(first + child.CHUNK, jobs))
+                    size = len(numbers)
+                    payloads = [str(number).encode() for number in numbers]
+                    await queries.enqueue(["job"] * size, payloads, [0] * size)
+            return {"jobs": jobs, "seconds": loop.time() - began}
+
+    return asyncio.run(run())
+
+
+def worker(place, processes, threads, settings, handler):
+    import uvloop
+
+    uvloop.run(serve(place, settings, handler))
+
+
+async def serve(place, settings, handler):
+    async with driver(place) as found:
+        queue = PgQueuer(found)
+        in_threads = settings.endswith("threads")
+        handle = handlers.BLOCKING[handler] if in_threads else handlers.ASYNC[handler]
+
+        @queue.entrypoint("job")
+        async def job(job):
+            argument = float(job.payload)
+            if in_threads:
+                await asyncio.to_thread(handle, argument)
+            else:
+                await handle(argument)
+
+        @queue.entrypoint("warm")
+        async def warm(job):
+            pass
+
+        await queue.run(**({} if settings == "default" else {"batch_size": 500}))
+
+
+def latency(place, jobs, stamps):
+    connection = psycopg.connect(
+        host=place["host"], user=place["user"], dbname=place["dbname"], autocommit=True
+    )
+
+    queries = SyncQueries(SyncPsycopgDriver(connection))
+    store = lambda sent: queries.enqueue("job", repr(sent).encode(), 0)  # noqa: E731
+    return child.one_at_a_time(jobs, stamps, store)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PGQUEUER_LOG_LEVEL", "WARNING")
+    child.main({verb.__name__: verb for verb in (setup, enqueue, worker, latency)})
