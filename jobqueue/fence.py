@@ -223,17 +223,26 @@ def _update_group(group: Sequence[tuple[Job, Write]], actor: str | None, using: 
     each: dict[str, list[Any]] = {}
     for name, value in changes[0].items():
         values = [change[name] for change in changes]
-        # The same object, not an equal one: True and 1 are equal, and not the same as JSON.
-        if all(other is value for other in values):
+        if _is_one_value(values):
             common[name] = value
         else:
             each[name] = values
     where = guards.unchanged(job.fingerprint)
-    match = {"id": [job.pk for job, _ in group]}
-    if where.pop("version", None) is not None:
-        match["version"] = [job.version for job, _ in group]
+    match: dict[str, list[Any]] = {"id": [job.pk for job, _ in group]}
+    versions = [job.version for job, _ in group]
+    if "version" in where and not _is_one_value(versions):
+        del where["version"]
+        match["version"] = versions
     rows = Job.objects.using(using).alike(where).filter(first.where)
     return db.update_each(rows, match, common, each)
+
+
+def _is_one_value(values: Sequence[Any]) -> bool:
+    """Whether all are one object or one number; as JSON ``True`` is not 1, though equal."""
+    first = values[0]
+    if type(first) is int:
+        return all(type(value) is int and value == first for value in values)
+    return all(value is first for value in values)
 
 
 def _unwritten(

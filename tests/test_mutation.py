@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import subprocess
 import sys
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections
+from django.test.utils import CaptureQueriesContext
 
-from jobqueue import guards, transitions
+from jobqueue import db, fence, guards, transitions
 from jobqueue.fence import SettleResult
-from jobqueue.lifecycle import RULES, Settled, Verb
+from jobqueue.lifecycle import RULES, Completed, Settled, Verb
 from jobqueue.testing.conformance import ConformanceMixin
 from jobqueue.testing.conformance.columns import DECIDED
 from tests import servers
@@ -27,10 +29,10 @@ from tests.helpers import (
     run_in_thread,
     wait_until,
 )
-from tests.mutation import drops, killers, report
+from tests.mutation import batches, drops, killers, report
 from tests.mutation.gate import Mutant, survives
-from tests.mutation.table import TABLE, verb
-from tests.races.scenes import job_in, update_of_job
+from tests.mutation.table import NO_BATCHES, TABLE, verb
+from tests.races.scenes import job_in, settle_all, update_of_job
 
 ENGINE_OF = {alias: name for name, alias in ENGINES.items()}
 MUTANTS = {
@@ -111,9 +113,12 @@ def test_every_write_that_rests_on_a_copy_meets_a_changed_column():
 def test_only_these_are_excused():
     """Promotions choose their rows themselves, in the transaction that writes them."""
     excused = {(name, engine) for name, mutant in MUTANTS.items() for engine in mutant.excused}
+    in_batches = {name for name in MUTANTS if name.endswith("in batches alone")}
+    assert len(in_batches) == 13
     assert excused == {
         (f"{verb(Verb.PROMOTE)}, in the write", "sqlite"),
         ("due time: promote, in the write", "sqlite"),
+        *itertools.product(in_batches, ("sqlite", "mariadb")),
     }
 
 
@@ -128,6 +133,17 @@ def test_nobody_comes_between_choice_and_write_of_the_one_writer(alias):
             cursor.execute("UPDATE jobqueue_job SET state = 'waiting' WHERE id = %s", [job.pk])
         pause.release()
         assert promotion.result() == 1
+
+
+def test_batch_is_written_one_by_one_where_it_is_excused(alias):
+    """The excuse: what those mutants change isn't called; elsewhere it is all that is."""
+    jobs = batches.three_running(alias)
+    with pytest.MonkeyPatch.context() as patch, CaptureQueriesContext(connections[alias]) as sent:
+        unused = "update_each" if ENGINE_OF[alias] in NO_BATCHES else "update"
+        patch.delattr(db if unused == "update_each" else fence, unused)
+        settle_all(jobs, Completed("done"))
+    updates = [query for query in sent if query["sql"].startswith("UPDATE")]
+    assert len(updates) == (1 if unused == "update" else 3)
 
 
 # -- The gate itself

@@ -36,25 +36,29 @@ def update_each(
         each: by column, the values that they get one by one.
     """
     connection = connections[rows.db]
-    model = rows.model
     quote = connection.ops.quote_name
-    table = quote(model._meta.db_table)
-    arrays = {name: (f"new_{name}" if name in each else name) for name in [*match, *each]}
-    own = {name: RawSQL(f"batch.{quote(arrays[name])}", ()) for name in each}
+    meta: Any = rows.model._meta
+    row_id = f"{quote(meta.db_table)}.{quote('id')}"
+    own = {name: RawSQL(f"batch.{quote('new_' + name)}", ()) for name in each}
     head, head_params, where, where_params = _update(rows, {**changes, **own})
-    types, values = [], []
-    for name, column in {**match, **each}.items():
-        field = model._meta.get_field(name)
-        types.append(f"%s::{field.db_type(connection)}[]")
-        values.append([_plain(field, value, connection) for value in column])
-    columns = ", ".join(map(quote, arrays.values()))
-    met = [f"{table}.{quote(name)} = batch.{quote(name)}" for name in match]
-    sql = (
-        f"{head} FROM unnest({', '.join(types)}) AS batch ({columns}) "
-        f"WHERE {' AND '.join([*met, *where])} RETURNING {table}.{quote('id')}"
-    )
+    batch, batch_params = "", []
+    # The ids once more, by themselves: a join alone may be made by reading the whole table.
+    conditions = [f"{row_id} = ANY(%s::bigint[])"]
+    if each or len(match) > 1:
+        names = [*match, *(f"new_{name}" for name in each)]
+        types = []
+        for name, column in {**match, **each}.items():
+            field = meta.get_field(name)
+            types.append(f"%s::{field.db_type(connection)}[]")
+            batch_params.append(_array([_plain(field, value, connection) for value in column]))
+        batch = f"FROM unnest({', '.join(types)}) AS batch ({', '.join(map(quote, names))}) "
+        conditions += [f"{quote(meta.db_table)}.{quote(n)} = batch.{quote(n)}" for n in match]
+        # Statistics say that hardly a row is like these. Believing it, the planner would compare
+        # each row with each of the batch; it doesn't look into a CASE.
+        where = [f"CASE WHEN {condition} THEN true ELSE false END" for condition in where]
+    sql = f"{head} {batch}WHERE {' AND '.join([*conditions, *where])} RETURNING {row_id}"
     with connection.cursor() as cursor:
-        cursor.execute(sql, [*head_params, *values, *where_params])
+        cursor.execute(sql, [*head_params, *batch_params, _array(match["id"]), *where_params])
         return {pk for (pk,) in cursor.fetchall()}
 
 
@@ -176,10 +180,10 @@ def _insert_group(rows: Sequence[models.Model], left: Sequence[str], using: str)
         else:
             sources.append(f"batch.{quote(name)}")
             types.append((quote(name), f"%s::{kind}[]"))
-            arrays.append([_plain(field, value, connection) for value in column])
+            arrays.append(_array([_plain(field, value, connection) for value in column]))
     if not arrays:  # Nothing tells them apart but their number.
         types.append(("n", "%s::int[]"))
-        arrays.append(list(range(len(rows))))
+        arrays.append(_array(range(len(rows))))
     given = [meta.pk, *(meta.get_field(name) for name in left)]
     sql = (
         f"INSERT INTO {quote(meta.db_table)} ({', '.join(columns)}) "
@@ -240,6 +244,23 @@ def _plain(field: Any, value: Any, connection: BaseDatabaseWrapper) -> Any:
     elif type(value) in (int, str):
         return value
     return field.get_db_prep_save(value, connection)
+
+
+def _array(values: Sequence[Any]) -> Any:
+    """Return an array as the database reads it: for numbers and text the driver is slow at that."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return f"{{{','.join(map(str, values))}}}"
+    if kinds <= {str, type(None)}:
+        return f"{{{','.join(map(_quoted, values))}}}"
+    return values
+
+
+def _quoted(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _update(

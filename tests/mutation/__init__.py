@@ -6,4 +6,6 @@
 import pytest
 
 # So that an assertion that kills says what it compared.
-pytest.register_assert_rewrite("tests.mutation.killers", "tests.mutation.races")
+pytest.register_assert_rewrite(
+    *(f"tests.mutation.{module}" for module in ("batches", "killers", "races"))
+)

@@ -15,6 +15,7 @@ from jobqueue import (
     broker,
     claim,
     coordinator,
+    db,
     fence,
     guards,
     lifecycle,
@@ -248,6 +249,34 @@ def keeping_the_version(patch: Patch) -> None:
         return rows.update(**changes) == 1
 
     patch.setattr(fence, "update", update)
+
+
+def in_batches(
+    *,
+    comparing_versions: bool = True,
+    comparing_the_rest: bool = True,
+    leaving: frozenset[str] = frozenset(),
+) -> Drop:
+    """Let the statement for many rows compare less than that for one, or write less."""
+    whole = db.update_each
+
+    def update_each(rows: Any, match: Any, changes: Any, each: Any) -> set[int]:
+        if not comparing_versions:
+            match = {"id": match["id"]}
+        if not comparing_the_rest:
+            rows = Job.objects.using(rows.db)
+        changes, each = (
+            {name: value for name, value in values.items() if name not in leaving}
+            for values in (changes, each)
+        )
+        return whole(rows, match, changes, each)
+
+    return lambda patch: patch.setattr(db, "update_each", update_each)
+
+
+def putting_all_in_one_statement(patch: Patch) -> None:
+    """Let the first job's claim stand for that of all the others in the batch."""
+    patch.setattr(fence, "_kind", lambda job, write: (write.verb, str(write.where)))
 
 
 def claiming_without_a_new_version(patch: Patch) -> None:

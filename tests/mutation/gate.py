@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Whose assertions are a verdict. A wait that timed out, an ``assert`` of production's own or a
 # TypeError of the patch are none: they say that the scene broke down, not that a promise did.
 JUDGES = (
+    "tests/mutation/batches.py",
     "tests/mutation/killers.py",
     "tests/mutation/races.py",
     "jobqueue/testing/conformance/",

@@ -128,6 +128,20 @@ def misused(verb: Verb) -> Killer:
     return named(killer, f"{verb}_of_a_{state}_job_is_not_allowed")
 
 
+def claim_chosen(job: Job, worker_id: str, alias: str) -> list[Job]:
+    """Claim a row that was chosen by its id alone."""
+    chosen = Job.objects.using(alias).filter(pk=job.pk)
+    with transaction.atomic(using=alias):
+        return transitions.claim(chosen, worker_id, db.now(alias), start=True, using=alias)
+
+
+def chosen_job_that_is_held_is_not_claimed(alias: str) -> None:
+    """Whoever chose it didn't look at its state: the write looks itself."""
+    job = job_in("claimed")
+    assert claim_chosen(job, "another:2:2", alias) == []
+    assert row(job)["claimed_by"] == job.claimed_by
+
+
 def held_job_is_not_claimed(alias: str) -> None:
     """Not by a claimer that looks for jobs."""
     job = job_in("claimed")
@@ -152,11 +166,10 @@ def job_is_not_claimed_early(alias: str) -> None:
 
 
 def chosen_job_is_not_claimed_early(alias: str) -> None:
-    """Nor is one that was chosen just before it was given a later time."""
+    """Nor is one that somebody chose without a look at its time: the write looks itself."""
     job = job_in("waiting", run_after=db.now(alias) + HOUR)
-    with transaction.atomic(using=alias):
-        got = transitions.claim([job.pk], "default", "w", db.now(alias), start=True, using=alias)
-    assert got == []
+    assert claim_chosen(job, "w", alias) == []
+    assert row(job)["state"] == "waiting"
 
 
 def job_is_not_promoted_early(alias: str) -> None:

@@ -17,7 +17,7 @@ from jobqueue.sweep import PruneReport, SweepReport, prune_jobs, sweep_stale_job
 from jobqueue.testing.factories import WorkerFactory
 from tests.helpers import pause_at, run_in_thread, statement, wait_until_blocked
 from tests.mutation.gate import Killer
-from tests.mutation.killers import named
+from tests.mutation.killers import claim_chosen, named
 from tests.races.scenes import (
     SETTLING,
     job_in,
@@ -37,19 +37,17 @@ read_of_worker = statement("SELECT", "jobqueue_worker")
 
 
 def second_claimer_of_the_same_rows_gets_none(alias: str) -> None:
-    """Both chose the row in the same instant; the second waits for the first to commit."""
+    """Both chose the row in the same instant; the second waits for the first to commit.
+
+    Without row locks, that is: with them the second passes the row over.
+    """
     job = job_in("waiting")
-    now = db.now(alias)
-
-    def claim(worker_id):
+    with without_row_locks():
         with transaction.atomic(using=alias):
-            return transitions.claim([job.pk], "default", worker_id, now, start=True, using=alias)
-
-    with transaction.atomic(using=alias):
-        assert len(claim("winner:1:1")) == 1
-        loser = run_in_thread(claim, "loser:2:2")
-        wait_until_blocked(alias)
-    assert loser.result() == []
+            assert len(claim_chosen(job, "winner:1:1", alias)) == 1
+            loser = run_in_thread(claim_chosen, job, "loser:2:2", alias)
+            wait_until_blocked(alias)
+        assert loser.result() == []
     assert row(job)["claimed_by"] == "winner:1:1"
 
 

@@ -9,14 +9,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from jobqueue.lifecycle import RULES, State, Verb
-from tests.mutation import drops, killers, races
-from tests.mutation.gate import Killer, Mutant
+from tests.mutation import batches, drops, killers, races
+from tests.mutation.gate import Drop, Killer, Mutant
 
 # Where a write is decided by rows that were chosen before: whether it asks them again matters only
 # if somebody can come between the two.
 ONE_WRITER: Final = {
     "sqlite": "its transaction has the only write lock: nobody comes between choice and write"
 }
+# Where many outcomes are one statement, that is a second way to write the fence.
+NO_BATCHES: Final = dict.fromkeys(
+    ("sqlite", "mariadb"), "many outcomes are written one by one, as one alone is"
+)
 
 
 def verb(which: Verb) -> str:
@@ -26,22 +30,32 @@ def verb(which: Verb) -> str:
 
 
 def _column(name: str, *more: Killer) -> Mutant:
-    return Mutant(
-        drops.without_column(name), (killers.conformance(f"test_{name}_alone_counts"), *more)
-    )
+    conformance = killers.conformance(f"test_{name}_alone_counts")
+    return Mutant(drops.without_column(name), (conformance, batches.one_moved(name), *more))
 
 
-def _null(name: str) -> Mutant:
+def _in_batches(dropped: Drop, *killed_by: Killer) -> Mutant:
+    return Mutant(dropped, killed_by, NO_BATCHES, note="in batches alone")
+
+
+def _rest_of_batch(name: str) -> Mutant:
+    """Without the columns that the jobs of one statement have in common, this one among them."""
+    return _in_batches(drops.in_batches(comparing_the_rest=False), batches.one_moved(name))
+
+
+def _null(name: str, *more: Killer) -> Mutant:
     """NULL equals nothing in SQL: a column that was NULL must be compared otherwise."""
     killer = killers.conformance(f"test_{name}_alone_counts")
-    return Mutant(drops.skipping_nulls, (killer,), note="where it was NULL")
+    return Mutant(drops.skipping_nulls, (killer, *more), note="where it was NULL")
 
 
 def _setback(which: Verb) -> tuple[Mutant, ...]:
-    killer = races.asked_while_it_waits(which)
+    in_a_batch = batches.asked_while_its_batch_waits(which)
+    both = (races.asked_while_it_waits(which), in_a_batch)
     return (
-        Mutant(drops.deaf_to_cancel(which), (killer,), note="in the table of verbs"),
-        Mutant(drops.answering("cancel_requested", {}), (killer,), note="in the statement"),
+        Mutant(drops.deaf_to_cancel(which), both, note="in the table of verbs"),
+        Mutant(drops.answering("cancel_requested", {}), both, note="in the statement"),
+        _in_batches(drops.in_batches(comparing_the_rest=False), in_a_batch),
     )
 
 
@@ -51,15 +65,40 @@ FENCE: Final[Mapping[str, tuple[Mutant, ...]]] = {
             "version",
             killers.stale_page_edits_nothing,
             killers.claim_at_the_same_instant_is_another,
+            batches.one_came_back_meanwhile,
+        ),
+        _in_batches(
+            drops.in_batches(comparing_versions=False),
+            batches.one_moved("version"),
+            batches.one_came_back_meanwhile,
         ),
     ),
-    "fingerprint: state": (_column("state"),),
-    "fingerprint: attempt": (_column("attempt"),),
-    "fingerprint: claimed_by": (_column("claimed_by"), _null("claimed_by")),
-    "fingerprint: claimed_at": (_column("claimed_at"), _null("claimed_at")),
-    "fingerprint: attempted_at": (_column("attempted_at"), _null("attempted_at")),
+    "fingerprint: state": (_column("state"), _rest_of_batch("state")),
+    "fingerprint: attempt": (_column("attempt"), _rest_of_batch("attempt")),
+    "fingerprint: claimed_by": (
+        _column("claimed_by"),
+        _null("claimed_by"),
+        _rest_of_batch("claimed_by"),
+        Mutant(
+            drops.putting_all_in_one_statement,
+            (batches.job_of_another_claim_is_settled_too,),
+            NO_BATCHES,
+            note="each job's own, in batches alone",
+        ),
+    ),
+    "fingerprint: claimed_at": (
+        _column("claimed_at"),
+        _null("claimed_at"),
+        _rest_of_batch("claimed_at"),
+    ),
+    "fingerprint: attempted_at": (
+        _column("attempted_at"),
+        _null("attempted_at", batches.one_was_begun_meanwhile),
+        _rest_of_batch("attempted_at"),
+    ),
     "fence: version rises": (
         Mutant(drops.keeping_the_version, (killers.stale_page_edits_nothing,)),
+        _in_batches(drops.in_batches(leaving=frozenset({"version"})), batches.every_version_rises),
         Mutant(
             drops.claiming_without_a_new_version,
             (killers.claim_and_promotion_raise_the_version,),
@@ -91,7 +130,10 @@ VERBS: Final[Mapping[str, tuple[Mutant, ...]]] = {
     verb(Verb.CLAIM): (
         Mutant(
             drops.without_states(State.WAITING),
-            (races.second_claimer_of_the_same_rows_gets_none,),
+            (
+                killers.chosen_job_that_is_held_is_not_claimed,
+                races.second_claimer_of_the_same_rows_gets_none,
+            ),
             note="in the write",
         ),
         Mutant(
@@ -200,11 +242,25 @@ LOST_REPLIES: Final[Mapping[str, tuple[Mutant, ...]]] = {
     "settled version: left by the owner": (
         Mutant(
             drops.marking_nothing,
-            (killers.own_completion_is_recognised, killers.own_completion_that_was_rerun_is_known),
+            (
+                killers.own_completion_is_recognised,
+                killers.own_completion_that_was_rerun_is_known,
+                batches.own_completions_are_recognised,
+            ),
+        ),
+        _in_batches(
+            drops.in_batches(leaving=frozenset({"settled_version"})),
+            batches.own_completions_are_recognised,
         ),
     ),
     "settled version: only the owner's": (
-        Mutant(drops.marking_for_anybody, (killers.operators_completion_is_not_the_owners,)),
+        Mutant(
+            drops.marking_for_anybody,
+            (
+                killers.operators_completion_is_not_the_owners,
+                batches.operators_completions_are_not_the_owners,
+            ),
+        ),
     ),
     "same claim": (
         Mutant(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobqueue import broker, coordinator
+from jobqueue import broker, coordinator, db
 from jobqueue.exceptions import (
     JobBusy,
     JobNotFound,
@@ -196,11 +196,13 @@ def claiming(*, start: bool) -> Callable[[Part], Program]:
         view = yield "lock worker"
         if part.worker_id not in model.alive_ids(view.world):
             return Answer.LEASE_LOST
+        # One statement chooses, locks and writes, where the engine has it.
+        choice = "update job" if db.has_batches(part.alias) else "lock job"
         # What becomes due after the look at the clock, where that is a server's, isn't claimed.
-        view = yield "select|lock job"
+        view = yield f"select|{choice}"
         now = view.world.now
         if view.kind == "select":
-            view = yield "lock job"
+            view = yield choice
         if view.is_passed_over:
             return Answer.NOTHING
         got = view.do(lambda world: model.claim(replace(world, now=now), part.worker_id, start))

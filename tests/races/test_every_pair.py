@@ -103,7 +103,10 @@ def test_schedule_is_read_as_it_is_printed():
 
 # -- The table is complete
 
-WRITE_NO_JOB = {"broker.register", "broker.leave", "broker.compare", "sweep.stale_rules"}
+WRITE_NO_JOB = {
+    *("broker.register", "broker.leave", "broker.next_due", "broker.compare"),
+    "sweep.stale_rules",
+}
 
 
 @pytest.mark.parametrize("alias", [helpers.engine("sqlite")], indirect=True)

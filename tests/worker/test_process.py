@@ -200,7 +200,7 @@ def test_a_process_is_well_while_its_lease_is_held_and_its_loop_ticks(
 ):
     process = WorkerProcess(WorkerOptions(lease=30))
     assert not process.is_healthy  # It has no lease yet.
-    process._loop = loop = Loop(None, "w", None, process.options.loop_options())
+    process._loop = loop = Loop(None, "w", process.options.loop_options())
     now = time.monotonic()
     loop.lease_until, loop.ticked = now + lease_left, now - since_tick
     assert process.is_healthy == is_healthy
