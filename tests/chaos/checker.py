@@ -43,6 +43,9 @@ KINDS: Final[Mapping[str, str | None]] = {
     "refused without cause": None,
     "written in part": None,
     "process ended": None,
+    "not replaced": None,
+    "not buried": None,
+    "outlived its parent": None,
 }
 
 
@@ -67,6 +70,7 @@ class Row:
     known: Known
     token: str
     task: str
+    result: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,8 @@ class _Judge:
             yield self._bad("write lost", what)
         elif row.known not in now:
             yield self._bad("row differs", f"the row is {row.known}, and should be {was}")
+        elif row.known.state == State.COMPLETED and row.result not in (None, row.token):
+            yield self._bad("row differs", f"its result is another job's: {row.result}")
         elif row.known.state not in FINAL:
             yield self._bad("not final", f"it ended as {row.known}, version {row.version}")
 

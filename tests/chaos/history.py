@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tests.chaos.families import OF_FAMILIES
 from tests.chaos.log import Line
 
 
@@ -140,47 +141,49 @@ class History:
 def gather(lines: Iterable[Line]) -> History:
     """Return the history that the logs tell; each line is looked at once."""
     history = History()
-    asked: dict[tuple[str, int], list[Asked]] = defaultdict(list)
+    asked: dict[tuple[str, int], dict[int, Asked]] = defaultdict(dict)
     for line in lines:
         said, kind = line.said, line.said["e"]
         if kind in tuple(Status):
             for number in said["of"]:
-                for request in asked.pop((line.log, number), ()):
+                requests = asked[line.log, number]
+                for job_id in said.get("jobs", list(requests)):  # of a batch, perhaps only some
+                    request = requests.pop(job_id)
                     request.status, request.answered_at = Status(kind), said["t"]
         elif kind == "partly":
             history.partly.append(line)
         elif kind in _REQUESTS:
             asked[line.log, said["n"]] = _REQUESTS[kind](history, line, said)
-        else:
+        elif kind not in OF_FAMILIES:
             _NEWS[kind](history, line, said)
     return history
 
 
-def _born(history: History, line: Line, said: dict[str, Any]) -> list[Asked]:
-    born: list[Asked] = []
+def _born(history: History, line: Line, said: dict[str, Any]) -> dict[int, Asked]:
+    born: dict[int, Asked] = {}
     for job_id, token, task, state in said["jobs"]:
         birth = Birth(line, token=token, task=task, state=state)
         history.life(job_id).births.append(birth)
-        born.append(birth)
+        born[job_id] = birth
     return born
 
 
-def _write(history: History, line: Line, said: dict[str, Any]) -> list[Asked]:
-    written: list[Asked] = []
+def _write(history: History, line: Line, said: dict[str, Any]) -> dict[int, Asked]:
+    written: dict[int, Asked] = {}
     for job_id, version, before, after in said["jobs"]:
         owner = said["owner"]
         write = Write(
             line, version=version, before=Known(*before), after=Known(*after), by_owner=owner
         )
         history.life(job_id).writes.append(write)
-        written.append(write)
+        written[job_id] = write
     return written
 
 
-def _within(history: History, line: Line, said: dict[str, Any]) -> list[Asked]:
+def _within(history: History, line: Line, said: dict[str, Any]) -> dict[int, Asked]:
     within = Within(line, kind=said["what"], version=said["v"])
     history.life(said["job"]).withins.append(within)
-    return [within]
+    return {said["job"]: within}
 
 
 def _told(line: Line, said: dict[str, Any]) -> Told:

@@ -1,7 +1,8 @@
 """Has a process log what it asks of the database about jobs, and what it is told.
 
-All writes of job rows go through ``JobQuerySet``, which knows both the version that a write expects
-and the rows it matched. Whether a matched row stands is known once COMMIT was answered; a COMMIT
+Writes of job rows go through ``JobQuerySet`` or, many at once, through the statements of
+``jobqueue.db``; where each is called, both the version that it expects of a row and the rows that
+it matched are known. Whether a matched row stands is known once COMMIT was answered; a COMMIT
 without an answer is *unknown*, as is whatever a killed process had asked.
 """
 
@@ -12,15 +13,17 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from jobqueue import broker, fence
-from jobqueue.lifecycle import ExecutionFingerprint, Settled
+from jobqueue import broker, db, fence, guards
+from jobqueue.lifecycle import RULES, ExecutionFingerprint, Settled, Verb
 from jobqueue.models import Job
 from jobqueue.querysets import JobQuerySet
+from jobqueue.worker import run
+from jobqueue.worker.link import Link
 from tests.chaos.log import SUFFIX, Log
 
 GONE = "gone"
@@ -29,6 +32,7 @@ PENDING = "_chaos_pending"
 
 # State, attempt and holder: what a job is, as far as versions tell.
 Known = tuple[str, int, str | None]
+Answer = TypeVar("Answer")
 
 _logs: list[Log] = []
 
@@ -39,8 +43,13 @@ def log() -> Log:
 
 
 def start(directory: Path, role: str) -> None:
-    """Log from now on, to a file named for the role and the process."""
-    _logs.append(Log(directory / f"{role}-{os.getpid()}{SUFFIX}"))
+    """Log from now on, to a file named for the role and the process; each fork to its own."""
+
+    def begin() -> None:
+        _logs.append(Log(directory / f"{role}-{os.getpid()}{SUFFIX}"))
+
+    begin()
+    os.register_at_fork(after_in_child=begin)
     _around(JobQuerySet, "matching", _matching)
     _around(JobQuerySet, "chosen", _chosen)
     _around(JobQuerySet, "update", _update)
@@ -51,15 +60,15 @@ def start(directory: Path, role: str) -> None:
     _around(fence, "apply", _apply)
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
+    _around(db, "update_chosen", _update_chosen)
+    _around(fence, "_update_group", _update_group)
+    _around(Link, "send", _send)
+    _around(run, "bury", _bury)
 
 
 def remove_fence() -> None:
     """Have this process write jobs by their ids alone: what the checker must find out."""
-
-    def matching(rows: JobQuerySet, job_id: int, fingerprint: ExecutionFingerprint) -> JobQuerySet:
-        return rows.filter(pk=job_id)
-
-    JobQuerySet.matching = matching
+    guards.unchanged = lambda fingerprint: {}
 
 
 def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -123,7 +132,8 @@ def _chosen(original: Any, rows: JobQuerySet, job_ids: Iterable[int], *states: s
 
 
 def _update(original: Any, rows: JobQuerySet, **changes: Any) -> int:
-    decided: Decided = rows._hints[DECIDED]
+    # A claim has locked its rows, and asks for them by what they must be.
+    decided: Decided = rows._hints.get(DECIDED) or Decided(list(rows.values_list("pk", flat=True)))
     if "version" in changes:
         return _write(rows, decided, changes, lambda: original(rows, **changes))
     what = "cancel" if "cancel_requested_at" in changes else "progress"
@@ -157,22 +167,66 @@ def _after(before: Known, changes: dict[str, Any]) -> Known:
 
 def _carry_out(using: str, number: int, write: Callable[[], int], count: int = 1) -> int:
     """Write, and log the answer, or leave that to the end of the transaction."""
-    in_transaction = connections[using].in_atomic_block
-    try:
-        matched = write()
-    except BaseException:
-        # Within a transaction that can't be committed any more, it has not happened.
-        log().answer("undone" if in_transaction else "unknown", [number])
-        raise
+    matched = _answered(using, number, write)
     if matched not in (0, count):
         log().write("partly", of=[number], matched=matched)
     if not matched:
         log().answer("refused", [number])
-    elif in_transaction:
+    elif connections[using].in_atomic_block:
         await_commit(number, using)
     else:
         log().answer("ok", [number])
     return matched
+
+
+def _answered(using: str, number: int, write: Callable[[], Answer]) -> Answer:
+    """Write; log what is known if that fails."""
+    in_transaction = connections[using].in_atomic_block
+    try:
+        return write()
+    except BaseException:
+        # Within a transaction that can't be committed any more, it has not happened.
+        log().answer("undone" if in_transaction else "unknown", [number])
+        raise
+
+
+# -- Writes of many rows in one statement, always in a transaction
+
+
+def _update_group(original: Any, group: Any, actor: str | None, using: str) -> set[int]:
+    """Each row is met or not by itself: those that were not are answered at once."""
+    asked = []
+    for job, write in group:
+        before = (str(job.state), job.attempt, job.claimed_by)
+        asked.append([job.pk, job.version, before, _after(before, write.changes)])
+    number = log().ask("write", jobs=asked, owner=actor is None)
+    met = _answered(using, number, lambda: original(group, actor, using))
+    refused = [job_id for job_id, *_ in asked if job_id not in met]
+    if refused:
+        log().answer("refused", [number], jobs=refused)
+    if met:
+        await_commit(number, using)
+    return met
+
+
+def _update_chosen(
+    original: Any, chosen: Any, still: Any, changes: dict[str, Any], columns: Any
+) -> list[Job]:
+    """A claim: the statement itself chooses its rows and tells them, with what it made of them.
+
+    So it is logged only now, which is soon enough: COMMIT has not been sent yet.
+    """
+    jobs: list[Job] = original(chosen, still, changes, columns)
+    assert connections[chosen.db].in_atomic_block
+    (source,) = RULES[Verb.CLAIM].sources
+    asked = []
+    for job in jobs:
+        before = (str(source), job.attempt - ("attempt" in changes), None)
+        after = (str(job.state), job.attempt, job.claimed_by)
+        asked.append([job.pk, job.version - 1, before, after])
+    if asked:
+        await_commit(log().ask("write", jobs=asked, owner=False), chosen.db)
+    return jobs
 
 
 # -- The end of transactions
@@ -226,3 +280,18 @@ def _took_effect(original: Any, job: Job, using: str | None) -> bool:
         told = {"job": job.pk, "v": job.version, "owner": True, "wanted": ["completed"]}
         log().write("already", **told)
     return answer
+
+
+# -- Children of a parent
+
+
+def _send(original: Any, link: Link, **facts: Any) -> None:
+    """The parent has been told of a lease, which is to be buried if this process is killed."""
+    original(link, **facts)
+    if "worker" in facts:
+        log().write("led", worker=facts["worker"], pid=os.getpid())
+
+
+def _bury(original: Any, worker_id: str, using: str | None = None) -> None:
+    log().write("bury", worker=worker_id)
+    original(worker_id, using)

@@ -44,10 +44,12 @@ def count_unfinished() -> int:
 def read() -> Tables:
     """Return what there is in the end."""
     db.revive(connection.alias)
-    columns = ("pk", "version", "state", "attempt", "claimed_by", "args", "task")
+    columns = ("pk", "version", "state", "attempt", "claimed_by", "args", "task", "result")
     jobs = {
-        pk: Row(version, Known(state, attempt, holder), args[0], task.rpartition(".")[2])
-        for pk, version, state, attempt, holder, args, task in Job.objects.values_list(*columns)
+        pk: Row(version, Known(state, attempt, holder), args[0], task.rpartition(".")[2], result)
+        for pk, version, state, attempt, holder, args, task, result in (
+            Job.objects.values_list(*columns)
+        )
     }
     effects: dict[int, list[int]] = defaultdict(list)
     for job_id, version in Effect.objects.values_list("job_id", "version"):

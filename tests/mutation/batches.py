@@ -1,12 +1,15 @@
 """What must fail once a guard is gone from a write of many outcomes, which may be one statement.
 
-Three jobs that one worker claimed and began as one, and in the middle the one that moved on.
+Three jobs that one worker claimed and began as one, and in the middle the one that moved on. Jobs
+of one version are compared with it as they are with their claim; others each with its own, which is
+another form of the statement.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -23,7 +26,6 @@ from jobqueue.lifecycle import (
     Verb,
 )
 from jobqueue.models import Job
-from jobqueue.testing.factories import JobFactory
 from tests.helpers import run_in_thread, wait_until_blocked
 from tests.mutation.gate import Killer
 from tests.mutation.killers import MICROSECOND, named
@@ -37,25 +39,41 @@ SETBACKS: dict[Verb, Outcome] = {
 }
 
 
-def three_running(alias: str, **columns: Any) -> list[Job]:
-    """Return jobs that differ in their ids alone, as those of one claim do."""
+ALIKE: Final = "alike"
+OF_MANY_VERSIONS: Final = "of many versions"
+FORMS: Final = (ALIKE, OF_MANY_VERSIONS)
+
+
+def three(alias: str, form: str, state: str = "running") -> list[Job]:
+    """Return jobs of one claim."""
     now = db.now(alias)
-    columns = {"running": True, "claimed_at": now, "attempted_at": now} | columns
-    return JobFactory.create_batch(3, **columns)
+    times = {"claimed_at": now} | ({"attempted_at": now} if state == "running" else {})
+    versions = (2, 2, 2) if form == ALIKE else (2, 5, 9)
+    return [job_in(state, version=version, **times) for version in versions]
 
 
-def one_moved(column: str) -> Killer:
+def of_each_form(make: Callable[..., Killer], *args: Any) -> tuple[Killer, ...]:
+    """Return the killers that a function makes for all forms of the statement."""
+    return tuple(make(*args, form) for form in FORMS)
+
+
+def of_form(form: str, kill: Killer, name: str) -> Killer:
+    """Give a killer its name."""
+    return named(kill, f"batch {form}: {name}")
+
+
+def one_moved(column: str, form: str) -> Killer:
     """Return the killer in which SQL of somebody's own changes one column of one of them."""
 
-    def killer(alias: str) -> None:
-        jobs = three_running(alias)
+    def kill(alias: str) -> None:
+        jobs = three(alias, form)
         moved = jobs[1]
         write_raw(moved, **{column: another(moved, column)})
         before = row(moved)
         assert settle_all(jobs, Completed("done")) == ["applied", "conflict", "applied"]
         assert row(moved) == before
 
-    return named(killer, f"one_of_a_batch_had_another_{column}")
+    return of_form(form, kill, f"one had another {column}")
 
 
 def another(job: Job, column: str) -> Any:
@@ -68,29 +86,23 @@ def another(job: Job, column: str) -> Any:
     return value + (1 if column in ("attempt", "version") else MICROSECOND)
 
 
-def one_was_begun_meanwhile(alias: str) -> None:
+def one_was_begun_meanwhile(form: str) -> Killer:
     """None of the three had begun when they were handed back; NULL is compared as such."""
-    jobs = three_running(alias, running=False, claimed=True, attempted_at=None)
-    write_raw(jobs[1], attempted_at=jobs[1].claimed_at)
-    assert settle_all(jobs, Released()) == ["applied", "conflict", "applied"]
-    assert row(jobs[1])["state"] == "claimed"
+
+    def kill(alias: str) -> None:
+        jobs = three(alias, form, "claimed")
+        write_raw(jobs[1], attempted_at=jobs[1].claimed_at)
+        assert settle_all(jobs, Released()) == ["applied", "conflict", "applied"]
+        assert row(jobs[1])["state"] == "claimed"
+
+    return of_form(form, kill, "one was begun")
 
 
-def one_came_back_meanwhile(alias: str) -> None:
-    """Handed back and claimed again in the same instant: ABA, but for the version."""
-    jobs = three_running(alias, running=False, claimed=True, attempted_at=None)
-    columns = {"claimed_by": jobs[1].claimed_by, "claimed_at": jobs[1].claimed_at}
-    transitions.release(jobs[1])
-    write_raw(jobs[1], state="claimed", version=jobs[1].version + 2, **columns)
-    assert settle_all(jobs, Released()) == ["applied", "already applied", "applied"]
-    assert row(jobs[1])["state"] == "claimed"
-
-
-def asked_while_its_batch_waits(verb: Verb) -> Killer:
+def asked_while_its_batch_waits(verb: Verb, form: str) -> Killer:
     """Return the killer in which one is asked to stop while the write of all waits for it."""
 
-    def killer(alias: str) -> None:
-        jobs = three_running(alias)
+    def kill(alias: str) -> None:
+        jobs = three(alias, form)
         with transaction.atomic(using=alias):
             lock(jobs[1])
             late = run_in_thread(settle_all, jobs, SETBACKS[verb])
@@ -100,31 +112,47 @@ def asked_while_its_batch_waits(verb: Verb) -> Killer:
         states = [row(job)["state"] for job in jobs]
         assert [state == "cancelled" for state in states] == [False, True, False]
 
-    return named(killer, f"{verb}_in_a_batch_yields_to_a_request_that_it_waited_for")
+    return of_form(form, kill, f"{verb} yields to a request")
 
 
-def every_version_rises(alias: str) -> None:
+def versions_rise(form: str) -> Killer:
     """By one, of each job."""
-    jobs = three_running(alias)
-    settle_all(jobs, SETBACKS[Verb.RETRY])
-    assert [row(job)["version"] for job in jobs] == [job.version + 1 for job in jobs]
+
+    def kill(alias: str) -> None:
+        jobs = three(alias, form)
+        settle_all(jobs, SETBACKS[Verb.RETRY])
+        assert [row(job)["version"] for job in jobs] == [job.version + 1 for job in jobs]
+
+    return of_form(form, kill, "versions rise")
 
 
-def own_completions_are_recognised(alias: str) -> None:
+def own_completions_are_recognised(form: str) -> Killer:
     """The reply to the whole batch was lost: all of it is told as done."""
-    jobs = three_running(alias)
-    for told in ("applied", "already applied"):
-        assert settle_all(jobs, Completed("done")) == [told] * 3
+
+    def kill(alias: str) -> None:
+        jobs = three(alias, form)
+        for told in ("applied", "already applied"):
+            assert settle_all(jobs, Completed("done")) == [told] * 3
+
+    return of_form(form, kill, "own completions are known")
 
 
-def operators_completions_are_not_the_owners(alias: str) -> None:
+def operators_completions_are_not_the_owners(form: str) -> Killer:
     """The results are the same, and yet their executor was fenced out of all three."""
-    jobs = three_running(alias)
-    settle_all(jobs, Completed("done"), actor="operator")
-    assert settle_all(jobs, Completed("done")) == ["conflict"] * 3
+
+    def kill(alias: str) -> None:
+        jobs = three(alias, form)
+        settle_all(jobs, Completed("done"), actor="operator")
+        assert settle_all(jobs, Completed("done")) == ["conflict"] * 3
+
+    return of_form(form, kill, "an operator's completions are not the owner's")
 
 
-def job_of_another_claim_is_settled_too(alias: str) -> None:
+def job_of_another_claim_is_settled_too(form: str) -> Killer:
     """A batch is of more than one claim; each job is compared with what was decided on it."""
-    jobs = [*three_running(alias), job_in("running", claimed_by="another:2:2", attempt=2)]
-    assert settle_all(jobs, Completed("done")) == ["applied"] * 4
+
+    def kill(alias: str) -> None:
+        jobs = [*three(alias, form), job_in("running", claimed_by="another:2:2", attempt=2)]
+        assert settle_all(jobs, Completed("done")) == ["applied"] * 4
+
+    return of_form(form, kill, "two claims are settled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from jobqueue import (
 )
 from jobqueue.lifecycle import ExecutionFingerprint, State, Verb
 from jobqueue.models import Job, Worker
+from tests.mutation import batches
 from tests.mutation.gate import Drop
 
 Patch = pytest.MonkeyPatch
@@ -251,27 +253,39 @@ def keeping_the_version(patch: Patch) -> None:
     patch.setattr(fence, "update", update)
 
 
-def in_batches(
-    *,
-    comparing_versions: bool = True,
-    comparing_the_rest: bool = True,
-    leaving: frozenset[str] = frozenset(),
-) -> Drop:
+Statement = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def in_batches(form: str, change: Callable[..., Statement]) -> Drop:
     """Let the statement for many rows compare less than that for one, or write less."""
     whole = db.update_each
 
     def update_each(rows: Any, match: Any, changes: Any, each: Any) -> set[int]:
-        if not comparing_versions:
-            match = {"id": match["id"]}
-        if not comparing_the_rest:
-            rows = Job.objects.using(rows.db)
-        changes, each = (
-            {name: value for name, value in values.items() if name not in leaving}
-            for values in (changes, each)
-        )
-        return whole(rows, match, changes, each)
+        asked = (rows, match, changes, each)
+        is_alike = not each and len(match) == 1
+        return whole(*(change(*asked) if is_alike == (form == batches.ALIKE) else asked))
 
     return lambda patch: patch.setattr(db, "update_each", update_each)
+
+
+def ids_alone(rows: Any, match: Any, changes: Any, each: Any) -> Statement:
+    """Compare nothing else."""
+    return Job.objects.using(rows.db), {"id": match["id"]}, changes, each
+
+
+def no_versions(rows: Any, match: Any, changes: Any, each: Any) -> Statement:
+    """Compare what the jobs have in common, and not what each has of its own."""
+    return rows, {"id": match["id"]}, changes, each
+
+
+def leaving(column: str) -> Callable[..., Statement]:
+    """Return the change that doesn't write a column."""
+
+    def leave(rows: Any, match: Any, *written: Any) -> Statement:
+        changes, each = ({n: v for n, v in values.items() if n != column} for values in written)
+        return rows, match, changes, each
+
+    return leave
 
 
 def putting_all_in_one_statement(patch: Patch) -> None:
