@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from datetime import timedelta
+
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import signals, transitions
+from jobqueue import db, signals, transitions
 from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
-from jobqueue.lifecycle import Completed, Error, Failed, Retry, Settled
+from jobqueue.lifecycle import (
+    Cancelled,
+    Completed,
+    Error,
+    Failed,
+    Released,
+    Retry,
+    Settled,
+    Snoozed,
+)
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory
+from tests.helpers import run_in_thread, wait_until_blocked
+from tests.mutation.batches import FORMS, three
+from tests.mutation.killers import clock_standing_still
 from tests.races.scenes import (
     hearing,
     job_in,
+    lock,
     row,
+    settle_all,
+    take_over,
 )
 
 
@@ -102,3 +121,140 @@ def test_a_job_that_is_there_twice_is_settled_once(alias):
     assert [result.status for result in results] == [Settled.APPLIED, Settled.CONFLICT]
     job.refresh_from_db()
     assert (job.result, job.version) == ("first", results[0].job.version)
+
+
+# -- Where the batch is one statement, it is as right as one for each
+
+
+def updates(queries):
+    """Return those of the statements that wrote jobs."""
+    return [query for query in queries if query["sql"].startswith("UPDATE")]
+
+
+WINNERS = {
+    "cancelled": lambda job: transitions.cancel(job, actor="operator"),
+    "run again by another": take_over,
+    "run again by its worker": lambda job: take_over(job, job.claimed_by),
+}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("winner", WINNERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_row_that_moves_while_its_batch_waits_is_in_conflict(alias, form, winner, place):
+    """And the two others are applied: what is waited for is compared again, each by itself."""
+    jobs = three(alias, form)
+    with transaction.atomic(using=alias):
+        lock(jobs[place])
+        late = run_in_thread(settle_all, jobs, Completed("late"))
+        wait_until_blocked(alias)
+        WINNERS[winner](jobs[place])
+        written = row(jobs[place])
+    assert late.result() == ["conflict" if n == place else "applied" for n in range(3)]
+    assert row(jobs[place]) == written
+    others = [row(job) for n, job in enumerate(jobs) if n != place]
+    assert [(other["state"], other["result"]) for other in others] == [("completed", "late")] * 2
+
+
+RESULTS = (
+    *(True, False, 1, 0, 1.0, -1, 0.5, 2**53, None),
+    *("text", "", "1", "null", "NULL", "{a,b}", '"\\', "caf\u00e9 \u2603"),
+    *([], [[]], {}, [None, True, 1], {"a": {"b": [1, {"c": None}]}, "": "{}"}),
+)
+SAME_IN_PYTHON = [
+    *itertools.permutations((True, 1, 1.0), 2),
+    *itertools.permutations((False, 0), 2),
+]
+
+
+def as_json(value):
+    """Tell apart what is equal in Python."""
+    return json.dumps(value, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [RESULTS, *SAME_IN_PYTHON, *([result] * 2 for result in RESULTS)],
+    ids=lambda results: "all" if results is RESULTS else as_json(results),
+)
+def test_each_result_is_stored_as_it_is(alias, results):
+    """``True == 1 == 1.0`` in Python, and yet they are three values of JSON; NULL is none."""
+    now = db.now(alias)
+    jobs = JobFactory.create_batch(
+        len(results), running=True, claimed_at=now, attempted_at=now, result="old"
+    )
+    items = [(job, Completed(result)) for job, result in zip(jobs, results, strict=True)]
+    with CaptureQueriesContext(connections[alias]) as queries:
+        transitions.settle_many(items)
+    assert len(updates(queries)) == (1 if db.has_batches(alias) else len(results))
+    stored = [row(job)["result"] for job in jobs]
+    assert [as_json(result) for result in stored] == [as_json(result) for result in results]
+    nulls = Job.objects.filter(result__isnull=True).values_list("pk", flat=True)
+    assert set(nulls) == {job.pk for job, outcome in items if outcome.result is None}
+
+
+MINUTE = timedelta(seconds=60)
+ENDS = {
+    "running": (
+        *(Completed("one"), Completed({"two": [2]}), Completed()),
+        *(Failed(Error("no", "a traceback")), Failed(Error("never"))),
+        *(Retry(Error("no"), MINUTE), Retry(Error("once more"), 2 * MINUTE)),
+        *(Retry(Error("at once"), timedelta()), Snoozed(MINUTE), Snoozed(2 * MINUTE)),
+        *(Released("shutdown"), Released(), Cancelled("as asked"), Cancelled()),
+    ),
+    "claimed": (Released("shutdown"), Released(), Cancelled("not needed")),
+    "waiting": (Cancelled("not needed"), Cancelled()),
+}
+WRITERS = {"owner": {}, "operator": {"actor": "ann"}, "sweep": {"actor": "sweep", "rescue": True}}
+
+
+def all_ends(alias):
+    """Return a job for each outcome, with a cancel request and without, and with no try left."""
+    now = db.now(alias)
+    claim = {"claimed_at": now - MINUTE}
+    run = claim | {"attempted_at": now - MINUTE, "attempt": 3, "excused": 1, "max_attempts": 9}
+    columns = {
+        "running": [run, run | {"cancel_requested_at": now}, run | {"max_attempts": 2}],
+        "claimed": [claim],
+        "waiting": [{}],
+    }
+    return [
+        (job_in(state, **lived), outcome)
+        for state, outcomes in ENDS.items()
+        for lived in columns[state]
+        for outcome in outcomes
+    ]
+
+
+def written_by(alias, settle):
+    """Settle, undo it, and return what was told, and the rows and the history that it left."""
+    with transaction.atomic(using=alias):
+        told = [(result.job_id, result.status, result.state) for result in settle()]
+        rows = list(Job.objects.order_by("pk").values())
+        fields = [
+            field.attname for field in JobEvent._meta.fields if field.name not in ("id", "at")
+        ]
+        history = list(JobEvent.objects.order_by("job_id", "pk").values(*fields))
+        transaction.set_rollback(True, using=alias)
+    return told, rows, history
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_batch_of_all_outcomes_ends_as_one_by_one(alias, writer):
+    """Every column, every event and every answer; two of the items come too late."""
+    items = all_ends(alias)
+    (moved, _), (done, outcome), *_ = items
+    transitions.cancel(moved, actor="operator")
+    transitions.settle_many([(done, outcome)])
+    items.reverse()
+    by = WRITERS[writer]
+    with clock_standing_still(alias):
+        alone = written_by(
+            alias, lambda: [transitions.settle_many([item], **by)[0] for item in items]
+        )
+        with CaptureQueriesContext(connections[alias]) as queries:
+            together = written_by(alias, lambda: transitions.settle_many(items, **by))
+    assert together == alone
+    assert (len(updates(queries)) < len(items) / 2) == db.has_batches(alias)
+    states = {state for _, _, state in alone[0]}
+    assert states >= {"completed", "failed", "scheduled", "waiting", "cancelled", None}

@@ -46,7 +46,6 @@ class JobContext:
         fencing_token: int,
         checkpoint: Any = None,
         timeout: timedelta | None = None,
-        atomic: Atomic | None = None,
     ) -> None:
         self.job_id = job_id
         self.task = task
@@ -55,7 +54,7 @@ class JobContext:
         self.deadline: float | None = None
         self._checkpoint = checkpoint
         self._timeout = timeout
-        self._atomic = atomic
+        self._atomic: Atomic | None = None
         self._lost = False
         self._cancelled = False
         self._report: Report | None = None
@@ -143,6 +142,10 @@ class JobContext:
         return self._atomic(using)
 
     # -- For the worker
+
+    def complete_by(self, atomic: Atomic) -> None:
+        """Have ``atomic()`` do this."""
+        self._atomic = atomic
 
     def begin(self) -> float:
         """Called when the handler begins; return when that is, by ``time.monotonic()``."""

@@ -17,7 +17,7 @@ REPORT_EVERY: Final = 1.0
 REFUSED_WAIT: Final = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Execution:
     """What the loop knows of one execution.
 

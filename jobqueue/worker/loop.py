@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
+from weakref import ref
 
 from jobqueue import db, signals
 from jobqueue.exceptions import JobQueueError, LeaseLost
@@ -254,23 +255,24 @@ class Loop:
     def _take(self, job: Any) -> Execution:
         self.claimed += 1
         context = JobContext(
-            job.pk,
-            job.task,
-            job.attempt,
-            job.version,
-            checkpoint=job.checkpoint,
-            timeout=job.timeout,
-            atomic=lambda alias: self._complete_within(execution, alias),
+            job.pk, job.task, job.attempt, job.version, job.checkpoint, job.timeout
         )
         execution = Execution(job, context, taken_at=time.monotonic())
+        # No circle of references: thousands a second would keep the garbage collector busy.
+        context.complete_by(partial(self._complete_within, ref(execution)))
         self.hand.add(execution)
         if self._lease_lost:  # meanwhile, when nobody knew of this one
             context.tell_lost()
         return execution
 
     @contextmanager
-    def _complete_within(self, execution: Execution, alias: str | None) -> Iterator[Effects]:
+    def _complete_within(
+        self, held: Callable[[], Execution | None], alias: str | None
+    ) -> Iterator[Effects]:
         """Called in the handler's thread."""
+        execution = held()
+        if execution is None:
+            raise JobQueueError("the execution is over")
         if execution.completed:
             raise JobQueueError(f"job {execution.job.pk} has been completed already")
         # No comparison or report is under way when this is noted, and none may meddle from here on.

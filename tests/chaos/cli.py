@@ -135,7 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         help="decides the faults; drawn at random if not given",
     )
     add("--engine", choices=list(TARGETS), default="postgresql")
-    add("--workers", type=_number(int, 1, 64), default=4, help="worker processes")
+    add(
+        "--workers",
+        type=_number(int, 1, 64),
+        default=4,
+        help="worker processes, 2 of each 3 under a parent",
+    )
     add("--sweeps", type=_number(int, 0, 16), default=2, help="processes that only sweep")
     add("--json", action="store_true", help="print one JSON object on stdout and nothing else")
     add("--keep", action="store_true", help="keep the logs, and say where")

@@ -12,7 +12,7 @@ from django.core.management import execute_from_command_line
 
 from tests.chaos.scene import Scene
 
-COMMANDS = {"worker": "run_worker", "sweep": "sweep_stale_jobs"}
+COMMANDS = {"worker": "run_worker", "parent": "run_worker", "sweep": "sweep_stale_jobs"}
 # How far a skewed clock may be off what it was told, and how long a process may take to start.
 TOLERANCE = 120.0
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.chaos import families
+from tests.chaos.families import Families
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import Stage
 
@@ -22,6 +24,9 @@ AGAIN: Final = 0.5
 DECK: Final[Mapping[str, int]] = {
     "kill": 4,
     "freeze": 3,
+    "kill_child": 2,
+    "kill_parent": 1,
+    "freeze_child": 1,
     "lost_reply": 5,
     "cut": 3,
     "stall": 1,
@@ -32,6 +37,7 @@ DECK: Final[Mapping[str, int]] = {
     "hold_lock": 3,
 }
 OF_PROCESSES: Final = frozenset({"kill", "freeze"})
+OF_FAMILIES: Final = frozenset({"kill_child", "kill_parent", "freeze_child"})
 OF_PROXY: Final = frozenset({"lost_reply", "cut", "stall"})
 
 
@@ -72,10 +78,17 @@ class Striker:
     """
 
     def __init__(
-        self, strikes: list[Strike], stage: Stage, target: Any, proxy: Proxy | None, lease: float
+        self,
+        strikes: list[Strike],
+        stage: Stage,
+        kin: Families,
+        target: Any,
+        proxy: Proxy | None,
+        lease: float,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._stage = stage
+        self._families = kin
         self._target = target
         self._proxy = proxy
         self._lease = lease
@@ -94,6 +107,7 @@ class Striker:
         self._due.clear()
         for member in self._stage.members:
             self._stage.thaw(member)
+        self._families.thaw()
         if self._proxy:
             self._proxy.disarm()
             self.counts["lost_reply"] = self._proxy.replies_lost
@@ -117,8 +131,19 @@ class Striker:
             self._stage.kill(dice.choice(members))
             self.counts["kill"] += 1
 
+    def _kill_child(self, at: float, dice: random.Random) -> None:
+        self.counts["kill_child"] += self._families.kill_child(dice)
+
+    def _kill_parent(self, at: float, dice: random.Random) -> None:
+        self.counts["kill_parent"] += self._families.kill_parent(dice)
+
+    def _freeze_child(self, at: float, dice: random.Random) -> None:
+        if self._families.freeze_child(dice):
+            self.counts["freeze_child"] += 1
+            self._later(at + self._lease + dice.uniform(0.3, 2), self._families.thaw)
+
     def _freeze(self, at: float, dice: random.Random) -> None:
-        if members := self._stage.of("worker", "sweep"):
+        if members := self._stage.of("worker", "sweep", families.ROLE):
             member = dice.choice(members)
             self._stage.freeze(member)
             self.counts["freeze"] += 1

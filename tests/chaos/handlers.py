@@ -13,6 +13,8 @@ from tests.chaos import recording
 from tests.chaos.models import Effect
 
 NAP = 0.15
+# Quick enough for dozens to be claimed ahead, and slow enough to be struck with those in hand.
+BRISK = 0.004
 # Beyond the timeout that such jobs are given, and the grace of the settings.
 OVERTIME_TIMEOUT = 0.5
 OVERTIME = 2.5
@@ -40,6 +42,13 @@ def nap(token: str) -> str:
     """Take a little while."""
     _begin(token)
     time.sleep(random.uniform(0, NAP))
+    return token
+
+
+def brisk(token: str) -> str:
+    """Take next to no time."""
+    _begin(token)
+    time.sleep(random.uniform(0, BRISK))
     return token
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tests.chaos.families import OF_FAMILIES
 from tests.chaos.log import Line
 
 
@@ -154,7 +153,7 @@ def gather(lines: Iterable[Line]) -> History:
             history.partly.append(line)
         elif kind in _REQUESTS:
             asked[line.log, said["n"]] = _REQUESTS[kind](history, line, said)
-        elif kind not in OF_FAMILIES:
+        elif kind not in _OF_FAMILIES:
             _NEWS[kind](history, line, said)
     return history
 
@@ -206,3 +205,5 @@ def _run(history: History, line: Line, said: dict[str, Any]) -> None:
 
 _REQUESTS = {"born": _born, "write": _write, "within": _within}
 _NEWS = {"already": _already, "conflict": _conflict, "run": _run}
+# Said by children of their leases, not of jobs: see ``families``.
+_OF_FAMILIES = {"led", "bury"}

@@ -25,6 +25,10 @@ USING = "default"
 HANDLERS = handlers.__name__
 # As many jobs as may wait: the run must be able to end.
 BACKLOG = 200
+# Of quick jobs only, before all others, so that workers claim them by the dozen.
+BURST = (100, 250)
+BURST_PRIORITY = 50
+SHARE_DEADLY = 0.15
 MAX_BATCH = 12
 SHARE_ROLLED_BACK = 0.15
 PAUSE = 0.2
@@ -83,6 +87,24 @@ def _enqueue_some(dice: random.Random, tokens: Iterator[str]) -> None:
         recording.await_commit(number, USING)
         if rolls_back:
             raise _RolledBack
+
+
+def burst(seed: int, per_second: str) -> None:
+    """Enqueue many quick jobs at once; now and then one among them kills whoever has them."""
+    dice = random.Random(seed)
+    tokens = (f"{os.getpid()}-{number}" for number in itertools.count(1))
+    for _ in _until_told():
+        time.sleep(dice.uniform(0.5, 1.5) / float(per_second))
+        tasks = ["brisk"] * dice.randint(*BURST)
+        if dice.random() < SHARE_DEADLY:
+            tasks.insert(dice.randrange(len(tasks) // 2), "kill")
+        specs = [{"task": f"{HANDLERS}.{task}", "args": [next(tokens)]} for task in tasks]
+        with suppress(DatabaseError):
+            db.revive(USING)
+            if Job.objects.filter(state=State.WAITING).count() < BACKLOG:
+                with transaction.atomic():
+                    number = recording.born(enqueue_many(specs, priority=BURST_PRIORITY))
+                    recording.await_commit(number, USING)
 
 
 def _one_by_one(specs: list[dict[str, Any]]) -> list[Job]:
@@ -150,4 +172,4 @@ def _meddle_with_one(dice: random.Random) -> None:
         act(job_id, **caller)
 
 
-ROLES = {"enqueue": enqueue_jobs, "operator": meddle}
+ROLES = {"enqueue": enqueue_jobs, "burst": burst, "operator": meddle}

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from tests import servers
-from tests.chaos import checker, faults, history, log
+from tests.chaos import checker, families, faults, history, log
+from tests.chaos.families import children
 from tests.chaos.proxy import Proxy
 from tests.chaos.scene import Scene
 from tests.chaos.stage import Stage
@@ -28,6 +29,7 @@ DRAIN_TIMEOUT: Final = 300.0
 LOOK_EVERY: Final = 0.05
 ENQUEUERS: Final = 2
 ENQUEUED_PER_SECOND: Final = "100"
+BURSTS_PER_SECOND: Final = "0.7"
 MEDDLED_PER_SECOND: Final = "8"
 
 
@@ -100,7 +102,7 @@ def perform(options: Options, tick: Tick) -> Verdict:
         outside = replace(scene, database=target.entry(proxy.port if proxy else None))
         libfaketime = _libfaketime(options, verdict)
         crew = stack.enter_context(Stage(outside, directory / "output", libfaketime))
-        _strike(options, crew, target, proxy, verdict, tick)
+        _strike(options, crew, logs, target, proxy, verdict, tick)
         told = history.gather(log.read(logs))
         verdict.violations += checker.check(told, tables.read())
         verdict.jobs = tables.count_jobs(told)
@@ -112,6 +114,7 @@ def perform(options: Options, tick: Tick) -> Verdict:
 def _strike(
     options: Options,
     crew: Stage,
+    logs: Path,
     target: Target,
     proxy: Proxy | None,
     verdict: Verdict,
@@ -120,12 +123,18 @@ def _strike(
     """Run the processes, strike them for as long as was asked, and let them finish in peace."""
     from tests.chaos import tables
 
+    parents = families.count(options.workers)
     kinds = set(faults.OF_PROCESSES) | target.STRIKES | (faults.OF_PROXY if proxy else set())
+    kinds |= faults.OF_FAMILIES if parents else set()
     strikes = faults.schedule(options.seed, options.seconds, kinds)
-    striker = faults.Striker(strikes, crew, target, proxy, Scene().lease)
+    kin = families.Families(crew, logs)
+    striker = faults.Striker(strikes, crew, kin, target, proxy, Scene().lease)
     crew.add("enqueue", ENQUEUERS, ENQUEUED_PER_SECOND)
     crew.add("operator", 1, MEDDLED_PER_SECOND)
-    crew.add("worker", options.workers, skews=True)
+    crew.add("burst", 1, BURSTS_PER_SECOND)
+    alone = options.workers - parents * families.CHILDREN
+    crew.add("worker", alone, "--processes", "0", skews=True)
+    crew.add(families.ROLE, parents, "--processes", str(families.CHILDREN), skews=True)
     crew.add("sweep", options.sweeps, "--interval", "1", skews=True)
     _wait_for_first(tables.count_final, crew, tick)
     began = time.monotonic()
@@ -135,9 +144,12 @@ def _strike(
         crew.look()
         time.sleep(LOOK_EVERY)
     striker.heal()
-    crew.stop("enqueue", "operator")
+    crew.stop("enqueue", "burst", "operator")
     _drain(tables.count_unfinished, crew, lambda: tick(options.seconds, "draining"))
-    crew.stop("worker", "sweep")
+    verdict.violations += kin.settle()
+    kin.orphans += [child for parent in crew.of(families.ROLE) for child in children(parent)]
+    crew.stop("worker", families.ROLE, "sweep")
+    verdict.violations += kin.settle()
     verdict.faults = {kind: count for kind, count in sorted(striker.counts.items()) if count}
     verdict.violations += crew.ended
 

@@ -38,10 +38,11 @@ SETBACKS: dict[Verb, Outcome] = {
     Verb.RELEASE: Released(),
 }
 
-
 ALIKE: Final = "alike"
 OF_MANY_VERSIONS: Final = "of many versions"
 FORMS: Final = (ALIKE, OF_MANY_VERSIONS)
+# Each job gets a time of its own, so that these are of the other form whatever the versions.
+NEVER_ALIKE: Final = (Verb.RETRY, Verb.SNOOZE)
 
 
 def three(alias: str, form: str, state: str = "running") -> list[Job]:
@@ -120,7 +121,7 @@ def versions_rise(form: str) -> Killer:
 
     def kill(alias: str) -> None:
         jobs = three(alias, form)
-        settle_all(jobs, SETBACKS[Verb.RETRY])
+        settle_all(jobs, SETBACKS[Verb.FAIL])
         assert [row(job)["version"] for job in jobs] == [job.version + 1 for job in jobs]
 
     return of_form(form, kill, "versions rise")

@@ -5,12 +5,12 @@ The names are those of the explorer's table, which drops the same guards in the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from jobqueue.lifecycle import RULES, State, Verb
 from tests.mutation import batches, drops, killers, races
-from tests.mutation.gate import Drop, Killer, Mutant
+from tests.mutation.gate import Killer, Mutant
 
 # Where a write is decided by rows that were chosen before: whether it asks them again matters only
 # if somebody can come between the two.
@@ -31,16 +31,31 @@ def verb(which: Verb) -> str:
 
 def _column(name: str, *more: Killer) -> Mutant:
     conformance = killers.conformance(f"test_{name}_alone_counts")
-    return Mutant(drops.without_column(name), (conformance, batches.one_moved(name), *more))
+    in_batches = batches.of_each_form(batches.one_moved, name)
+    return Mutant(drops.without_column(name), (conformance, *in_batches, *more))
 
 
-def _in_batches(dropped: Drop, *killed_by: Killer) -> Mutant:
-    return Mutant(dropped, killed_by, NO_BATCHES, note="in batches alone")
+def _in_batches(
+    change: Callable[..., drops.Statement],
+    kill: Callable[..., Killer],
+    *args: Any,
+    forms: Sequence[str] = batches.FORMS,
+) -> tuple[Mutant, ...]:
+    """Drop it from the statement for many rows alone, in each of its forms."""
+    return tuple(
+        Mutant(
+            drops.in_batches(form, change),
+            (kill(*args, form),),
+            NO_BATCHES,
+            note=f"in batches {form}",
+        )
+        for form in forms
+    )
 
 
-def _rest_of_batch(name: str) -> Mutant:
-    """Without the columns that the jobs of one statement have in common, this one among them."""
-    return _in_batches(drops.in_batches(comparing_the_rest=False), batches.one_moved(name))
+def _column_of_batches(name: str) -> tuple[Mutant, ...]:
+    """Without any column but the id; only in this one do the rows differ."""
+    return _in_batches(drops.ids_alone, batches.one_moved, name)
 
 
 def _null(name: str, *more: Killer) -> Mutant:
@@ -50,12 +65,17 @@ def _null(name: str, *more: Killer) -> Mutant:
 
 
 def _setback(which: Verb) -> tuple[Mutant, ...]:
-    in_a_batch = batches.asked_while_its_batch_waits(which)
-    both = (races.asked_while_it_waits(which), in_a_batch)
+    in_batches = batches.of_each_form(batches.asked_while_its_batch_waits, which)
+    both = (races.asked_while_it_waits(which), *in_batches)
     return (
         Mutant(drops.deaf_to_cancel(which), both, note="in the table of verbs"),
         Mutant(drops.answering("cancel_requested", {}), both, note="in the statement"),
-        _in_batches(drops.in_batches(comparing_the_rest=False), in_a_batch),
+        *_in_batches(
+            drops.ids_alone,
+            batches.asked_while_its_batch_waits,
+            which,
+            forms=batches.FORMS[1:] if which in batches.NEVER_ALIKE else batches.FORMS,
+        ),
     )
 
 
@@ -65,40 +85,41 @@ FENCE: Final[Mapping[str, tuple[Mutant, ...]]] = {
             "version",
             killers.stale_page_edits_nothing,
             killers.claim_at_the_same_instant_is_another,
-            batches.one_came_back_meanwhile,
         ),
-        _in_batches(
-            drops.in_batches(comparing_versions=False),
-            batches.one_moved("version"),
-            batches.one_came_back_meanwhile,
+        *_column_of_batches("version"),
+        Mutant(
+            drops.in_batches(batches.OF_MANY_VERSIONS, drops.no_versions),
+            (batches.one_moved("version", batches.OF_MANY_VERSIONS),),
+            NO_BATCHES,
+            note="alone, in batches of many versions",
         ),
     ),
-    "fingerprint: state": (_column("state"), _rest_of_batch("state")),
-    "fingerprint: attempt": (_column("attempt"), _rest_of_batch("attempt")),
+    "fingerprint: state": (_column("state"), *_column_of_batches("state")),
+    "fingerprint: attempt": (_column("attempt"), *_column_of_batches("attempt")),
     "fingerprint: claimed_by": (
         _column("claimed_by"),
         _null("claimed_by"),
-        _rest_of_batch("claimed_by"),
+        *_column_of_batches("claimed_by"),
         Mutant(
             drops.putting_all_in_one_statement,
-            (batches.job_of_another_claim_is_settled_too,),
+            batches.of_each_form(batches.job_of_another_claim_is_settled_too),
             NO_BATCHES,
-            note="each job's own, in batches alone",
+            note="each job's own, in batches",
         ),
     ),
     "fingerprint: claimed_at": (
         _column("claimed_at"),
         _null("claimed_at"),
-        _rest_of_batch("claimed_at"),
+        *_column_of_batches("claimed_at"),
     ),
     "fingerprint: attempted_at": (
         _column("attempted_at"),
-        _null("attempted_at", batches.one_was_begun_meanwhile),
-        _rest_of_batch("attempted_at"),
+        _null("attempted_at", *batches.of_each_form(batches.one_was_begun_meanwhile)),
+        *_column_of_batches("attempted_at"),
     ),
     "fence: version rises": (
         Mutant(drops.keeping_the_version, (killers.stale_page_edits_nothing,)),
-        _in_batches(drops.in_batches(leaving=frozenset({"version"})), batches.every_version_rises),
+        *_in_batches(drops.leaving("version"), batches.versions_rise),
         Mutant(
             drops.claiming_without_a_new_version,
             (killers.claim_and_promotion_raise_the_version,),
@@ -245,20 +266,17 @@ LOST_REPLIES: Final[Mapping[str, tuple[Mutant, ...]]] = {
             (
                 killers.own_completion_is_recognised,
                 killers.own_completion_that_was_rerun_is_known,
-                batches.own_completions_are_recognised,
+                *batches.of_each_form(batches.own_completions_are_recognised),
             ),
         ),
-        _in_batches(
-            drops.in_batches(leaving=frozenset({"settled_version"})),
-            batches.own_completions_are_recognised,
-        ),
+        *_in_batches(drops.leaving("settled_version"), batches.own_completions_are_recognised),
     ),
     "settled version: only the owner's": (
         Mutant(
             drops.marking_for_anybody,
             (
                 killers.operators_completion_is_not_the_owners,
-                batches.operators_completions_are_not_the_owners,
+                *batches.of_each_form(batches.operators_completions_are_not_the_owners),
             ),
         ),
     ),

@@ -1,0 +1,150 @@
+"""Workers under a parent: what has to follow when a child is killed, or the parent.
+
+A killed child is replaced, and the next one buries its lease; the children of a killed parent end
+by themselves.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.chaos import log
+from tests.chaos.checker import Violation
+from tests.chaos.stage import Member, Stage
+
+ROLE: Final = "parent"
+CHILDREN: Final = 2
+# Longer than a parent waits before it starts another child in the place of many that crashed, and
+# than a child takes to end without its parent.
+PATIENCE: Final = 60.0
+LOOK_EVERY: Final = 0.5
+
+
+def count(workers: int) -> int:
+    """Return how many of a run's worker processes are parents, each with ``CHILDREN``."""
+    return workers // (CHILDREN + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A child that was killed; its parent was the process that was ``started``th in its place."""
+
+    parent: Member
+    started: int
+    pid: int
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its parent still lives, and so has to make up for it."""
+        return self.parent.is_running and self.parent.started == self.started
+
+
+class Families:
+    """The parents of a run and their children."""
+
+    def __init__(self, stage: Stage, logs: Path) -> None:
+        self.losses: list[Loss] = []
+        self.orphans: list[psutil.Process] = []
+        self._frozen: list[psutil.Process] = []
+        self._stage = stage
+        self._logs = logs
+
+    def kill_child(self, dice: random.Random) -> bool:
+        """Kill a child by SIGKILL, if there is one."""
+        born = [(parent, child) for parent in self._parents() for child in children(parent)]
+        if not born:
+            return False
+        parent, child = dice.choice(born)
+        self.losses.append(Loss(parent, parent.started, child.pid))
+        child.kill()
+        return True
+
+    def kill_parent(self, dice: random.Random) -> bool:
+        """Kill a parent by SIGKILL, and start another; its children are to end by themselves."""
+        if not (parents := self._parents()):
+            return False
+        parent = dice.choice(parents)
+        self.orphans += children(parent)
+        self._stage.kill(parent)
+        return True
+
+    def freeze_child(self, dice: random.Random) -> psutil.Process | None:
+        """Stop a child where it is, if there is one, and return it."""
+        if not (born := [child for parent in self._parents() for child in children(parent)]):
+            return None
+        child = dice.choice(born)
+        with suppress(psutil.NoSuchProcess):
+            child.suspend()
+        self._frozen.append(child)
+        return child
+
+    def thaw(self) -> None:
+        """Let all frozen children go on that have not been killed meanwhile."""
+        while self._frozen:
+            with suppress(psutil.NoSuchProcess):
+                self._frozen.pop().resume()
+
+    def settle(self, patience: float = PATIENCE) -> Iterator[Violation]:
+        """Wait until all that has to follow has; yield what has not in time."""
+        deadline = time.monotonic() + patience
+        while found := list(self._missing()):
+            if time.monotonic() > deadline:
+                yield from found
+                return
+            self._stage.look()
+            time.sleep(LOOK_EVERY)
+
+    def _missing(self) -> Iterator[Violation]:
+        for orphan in filter(is_alive, self.orphans):
+            yield Violation("outlived its parent", f"process {orphan.pid} runs without its parent")
+        for parent in self._parents():
+            if (number := len(children(parent))) != CHILDREN:
+                what = f"{parent.name} has {number} of {CHILDREN} children"
+                yield Violation("not replaced", what)
+        due = {loss.pid for loss in self.losses if loss.is_due}
+        if due:
+            for pid, worker_id in unburied(log.read(self._logs, ROLE), due).items():
+                what = f"process {pid} was killed, and nobody buried its worker {worker_id}"
+                yield Violation("not buried", what)
+
+    def _parents(self) -> list[Member]:
+        return self._stage.of(ROLE)
+
+
+def children(parent: Member) -> list[psutil.Process]:
+    """Return the children of a parent that run."""
+    assert parent.process is not None
+    with suppress(psutil.NoSuchProcess):
+        return list(filter(is_alive, psutil.Process(parent.process.pid).children()))
+    return []
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it has not ended; nobody may be there to reap an orphan."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def unburied(lines: Iterable[log.Line], pids: Collection[int]) -> dict[int, str]:
+    """Return the last leases of these children that nobody has set out to bury, by process.
+
+    Those of which the parent was told; and no more, since a burial may meet a fault of its own:
+    then the lease runs out.
+    """
+    leases: dict[int, str] = {}
+    buried: set[str] = set()
+    for line in lines:
+        if line.said["e"] == "led":
+            leases[line.said["pid"]] = line.said["worker"]
+        elif line.said["e"] == "bury":
+            buried.add(line.said["worker"])
+    return {pid: leases[pid] for pid in pids if pid in leases and leases[pid] not in buried}
