@@ -246,9 +246,10 @@ class _Judge:
         return max([0, *accepted, *deletions])
 
     def _was_deleted(self) -> bool:
-        return self.row is None and any(
-            write.after.state == GONE for write in self.life.writes if write.may_have_happened
-        )
+        return self.row is None and self._may_be_gone()
+
+    def _may_be_gone(self) -> bool:
+        return any(w.after.state == GONE for w in self.life.writes if w.may_have_happened)
 
     def _fits(self, write: Write, now: set[Known]) -> bool:
         return write.before in now and (write.before.state, write.after.state) in _LEGAL
@@ -333,6 +334,8 @@ class _Judge:
             if told.found == told.version or not left:
                 what = f"version {told.version}: called a conflict, and nobody else had written"
                 yield self._bad("refused without cause", what, told.version)
+            elif told.found is None and self._may_be_gone():
+                pass  # and all that told whose write it was
             elif told.by_owner and told.wanted and self._is_own(left, told.wanted):
                 what = f"version {told.version}: its own write was called a conflict"
                 yield self._bad("unknown resolved twice", what, told.version)

@@ -146,5 +146,5 @@ def unburied(lines: Iterable[log.Line], pids: Collection[int]) -> dict[int, str]
         if line.said["e"] == "led":
             leases[line.said["pid"]] = line.said["worker"]
         elif line.said["e"] == "bury":
-            buried.add(line.said["worker"])
+            buried.update(line.said["workers"])
     return {pid: leases[pid] for pid in pids if pid in leases and leases[pid] not in buried}

@@ -63,7 +63,7 @@ def start(directory: Path, role: str) -> None:
     _around(db, "update_chosen", _update_chosen)
     _around(fence, "_update_group", _update_group)
     _around(Link, "send", _send)
-    _around(run, "bury", _bury)
+    _around(run, "_bury_all", _bury_all)
 
 
 def remove_fence() -> None:
@@ -292,6 +292,6 @@ def _send(original: Any, link: Link, **facts: Any) -> None:
         log().write("led", worker=facts["worker"], pid=os.getpid())
 
 
-def _bury(original: Any, worker_id: str, using: str | None = None) -> None:
-    log().write("bury", worker=worker_id)
-    original(worker_id, using)
+def _bury_all(original: Any, dead: Sequence[str], *args: Any) -> None:
+    log().write("bury", workers=dead)
+    original(dead, *args)

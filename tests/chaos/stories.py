@@ -122,9 +122,10 @@ class Story:
         token: str = TOKEN,
         task: str = "quick",
         effects: Sequence[int] = (),
+        result: str | None = None,
     ) -> list[Violation]:
         """Check it against the row as it ended, ``None`` if there is none."""
         rows = {}
         if version is not None:
-            rows[JOB] = Row(version, known or ended(), token, task)
+            rows[JOB] = Row(version, known or ended(), token, task, result)
         return check(gather(self.lines), Tables(rows, {JOB: list(effects)} if effects else {}))

@@ -70,6 +70,13 @@ GOOD: dict[str, Callable[[], list[Violation]]] = {
     "deleted, and the reply lost": lambda: (
         claimed().complete().write(2, ended(), ended("gone"), "unknown").violations()
     ),
+    "reply lost, and deleted before its owner asked again": lambda: (
+        claimed()
+        .complete(1, "unknown")
+        .write(2, ended(), ended("gone"))
+        .told("conflict")
+        .violations()
+    ),
     "completed by an operator, and so without the effect": lambda: (
         Story()
         .born(task="effect")
@@ -213,6 +220,10 @@ BAD: dict[str, tuple[set[str], Callable[[], list[Violation]]]] = {
         {"row differs"},
         lambda: claimed().complete().violations(2, ended("failed")),
     ),
+    "completed with the result of another of its batch": (
+        {"row differs"},
+        lambda: claimed().complete().violations(2, result="other"),
+    ),
     "called already applied, when a sweep had written": (
         {"unknown resolved twice"},
         lambda: (
@@ -233,6 +244,10 @@ BAD: dict[str, tuple[set[str], Callable[[], list[Violation]]]] = {
             .write(2, SCHEDULED, ended("cancelled", 1, None))
             .violations(3, ended("cancelled", 1, None))
         ),
+    ),
+    "called gone with its own write, and still there": (
+        {"unknown resolved twice"},
+        lambda: claimed().complete(1, "unknown").told("conflict").violations(2),
     ),
     "called a conflict with its own write": (
         {"unknown resolved twice"},
@@ -259,9 +274,10 @@ def test_bad_history_is_found_and_named(name):
 
 
 def test_each_kind_of_violation_is_seen():
-    """The last one is of processes, below."""
+    """The last ones are of processes: see ``test_chaos`` and ``test_families``."""
     seen = set().union(*(kinds for kinds, _ in BAD.values()))
-    assert seen | {"process ended"} == set(KINDS)
+    of_processes = {"process ended", "not replaced", "not buried", "outlived its parent"}
+    assert seen | of_processes == set(KINDS)
 
 
 def test_violation_is_told_with_its_lines():
@@ -280,3 +296,15 @@ def test_line_that_was_cut_short_is_as_good_as_not_written(tmp_path):
     with (tmp_path / f"worker-1{log.SUFFIX}").open("a") as file:
         file.write('{"e": "ok", "of": [1')
     assert gather(log.read(tmp_path)).life(7).birth.status == "unknown"
+
+
+def test_rows_of_one_statement_are_answered_each_for_itself(tmp_path):
+    """Of a batch, a row that was not what it should have been is refused, and the others stand."""
+    writer = log.Log(tmp_path / f"worker-1{log.SUFFIX}")
+    change = [["running", 1, "w1"], ["completed", 1, "w1"]]
+    number = writer.ask("write", jobs=[[7, 1, *change], [8, 1, *change]], owner=True)
+    writer.answer("refused", [number], jobs=[8])
+    writer.answer("ok", [number])
+    history = gather(log.read(tmp_path))
+    statuses = {job_id: life.writes[0].status for job_id, life in history.lives.items()}
+    assert statuses == {7: "ok", 8: "refused"}

@@ -33,6 +33,7 @@ NOW: Final = 10_000
 ENGINE_OF: Final = {alias: name for name, alias in ENGINES.items()}
 REPLY_LOST: Final = "reply lost"
 LAST_ATTEMPT: Final = "running, last attempt"
+ASKED: Final = "running, cancel requested"
 # Verbs make no difference between the final states.
 ONE_ON_EACH: Final = {"completed": "sqlite", "failed": "postgresql", "cancelled": "mariadb"}
 
@@ -72,7 +73,7 @@ STATES: Final[Mapping[str, World]] = {
     "waiting": _lived(),
     "claimed": _lived(_claim),
     "running": _lived(*_RUN),
-    "running, cancel requested": _lived(*_RUN, _ask),
+    ASKED: _lived(*_RUN, _ask),
     LAST_ATTEMPT: _lived(*_RUN, attempt=2),
     "completed": _lived(*_RUN, _settled(Completed("done"))),
     "failed": _lived(*_RUN, _settled(Failed(Error("an error")))),
@@ -92,13 +93,18 @@ def is_possible(race: Schedule) -> bool:
 def is_frequent(race: Schedule) -> bool:
     """Say whether this is run on every push; see ``test_every_pair``."""
     first, second = cast.ACTORS[race.first], cast.ACTORS[race.second]
-    if not _acts(race.state, race.first) or second.is_twin:
+    if not _acts(race.state, race.first) or first.is_twin or second.is_twin:
         return False
     if race.state == LAST_ATTEMPT and not (first.counts or second.counts):
         return False
     if ONE_ON_EACH.get(race.state, race.engine) != race.engine:
         return False
-    return race.engine == "postgresql" or race.state not in (LAST_ATTEMPT, REPLY_LOST)
+    by_program = race.first.startswith(("worker.", "sweep."))
+    if race.engine == "postgresql":
+        return by_program or race.state != ASKED
+    if race.state in (ASKED, LAST_ATTEMPT, REPLY_LOST):
+        return False
+    return race.engine == "sqlite" or by_program or race.state in ONE_ON_EACH
 
 
 def _acts(state: str, name: str) -> bool:
@@ -357,10 +363,8 @@ def schedules(table: Table, first: str, *, every: bool) -> Iterator[Schedule]:
 
     One that sends nothing, since it decides by what it holds, is the second at one point only.
     """
-    engine = ENGINE_OF[table.alias]
     for state in STATES:
-        pairs = [Schedule(engine, state, first, 0, second) for second in cast.ACTORS]
-        pairs = [pair for pair in pairs if is_possible(pair) and (every or is_frequent(pair))]
+        pairs = list(_pairs(ENGINE_OF[table.alias], state, first, every=every))
         if not pairs:
             continue
         found = points_of(table, state, first)
@@ -368,6 +372,22 @@ def schedules(table: Table, first: str, *, every: bool) -> Iterator[Schedule]:
         for pair in pairs:
             for point in points[:1] if _is_silent(table, pair) else points:
                 yield replace(pair, point=point)
+
+
+def firsts(engine: str, *, every: bool) -> list[str]:
+    """Return those who stand still in some of an engine's schedules."""
+    return [
+        first
+        for first in cast.ACTORS
+        if any(any(_pairs(engine, state, first, every=every)) for state in STATES)
+    ]
+
+
+def _pairs(engine: str, state: str, first: str, *, every: bool) -> Iterator[Schedule]:
+    for second in cast.ACTORS:
+        pair = Schedule(engine, state, first, 0, second)
+        if is_possible(pair) and (every or is_frequent(pair)):
+            yield pair
 
 
 def _is_silent(table: Table, race: Schedule) -> bool:

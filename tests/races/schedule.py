@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from tests.helpers import TIMEOUT, other_connection
 
 FIRST, SECOND = "first", "second"
 COMMIT, ROLLBACK = "commit", "rollback"
-# How often to look whether the second waits for a lock, in seconds.
+# When to look for the first time whether the second waits for a lock, in seconds.
 PATIENCE = 0.001
 
 _LINE = re.compile(r"(\w+): (.+) \| (\S+) @(\d+) / (\S+)")
@@ -148,12 +149,14 @@ class Seat:
 
     def news_unless(self, is_blocked: Callable[[], bool]) -> Ended | None:
         """Wait for the call to end, ``None`` once it waits for a lock."""
-        for _ in range(int(TIMEOUT / PATIENCE)):
+        deadline, patience = time.monotonic() + TIMEOUT, PATIENCE
+        while time.monotonic() < deadline:
             try:
-                return self._news.get(timeout=PATIENCE)
+                return self._news.get(timeout=patience)
             except Empty:
                 if is_blocked():
                     return None
+            patience *= 2  # Looking costs the time of whom it looks at, on a busy machine.
         raise Stuck(f"the {self.who} neither ended nor waits for a lock: {self.executing}")
 
     def go(self, *, to_end_of_transaction: bool = False) -> None:

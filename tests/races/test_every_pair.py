@@ -9,21 +9,24 @@ What must be: the row, the history, the workers and both answers are those that 
 the order in which the atomic writes of the two took effect. ``actors`` says what is atomic.
 
 With ``JOBQUEUE_ALL_PAIRS=1`` every pair is run at every pause point, from every state in which one
-of the two can do anything: to be run by hand, for it is some 74,000 races. On every push there are
-some 15,000 of them:
+of the two can do anything: to be run by hand, for it is some 75,000 races. On every push there are
+some NUMBER of them:
 
-* from states in which the first can do something, without a second that sends what another does;
+* from states in which the first can do something, without those who send what another sends;
 * at the points that decide by the model: before each statement that locks or writes and carries one
   of its steps, and before COMMIT;
-* with one of the three final states on each engine, and a job's last attempt only for who asks;
-* on SQLite and MariaDB, which differ in their locks and not in what is decided, without the states
-  "last attempt" and "reply lost".
+* with one of the three final states on each engine, a job's last attempt only for who asks, and a
+  job that is asked to stop only with a worker or a sweep as the first;
+* on SQLite and MariaDB, which differ in their locks and not in what is decided, without a job that
+  is asked to stop, the last attempt and the lost reply;
+* on MariaDB, but for the final state, with workers and sweeps alone as the first.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
@@ -33,8 +36,8 @@ import pytest
 
 from jobqueue import broker, coordinator, sweep, transitions
 from jobqueue.lifecycle import Verb
-from tests import helpers
-from tests.races import cast, pairs
+from tests import helpers, servers
+from tests.races import cast, pairs, replay
 from tests.races.schedule import Schedule, Stuck
 
 EVERY = os.environ.get("JOBQUEUE_ALL_PAIRS") == "1"
@@ -51,7 +54,14 @@ EXAMPLES = [
 REPLAYED = os.environ.get("JOBQUEUE_SCHEDULE")
 
 
-@pytest.mark.parametrize("first", cast.ACTORS)
+def _firsts() -> Iterator[Any]:
+    for name in helpers.ENGINES:
+        alias = helpers.engine(name)
+        for first in pairs.firsts(name, every=EVERY):
+            yield pytest.param(alias.values[0], first, id=f"{name}-{first}", marks=alias.marks)
+
+
+@pytest.mark.parametrize(("alias", "first"), list(_firsts()), indirect=["alias"])
 def test_every_pair_ends_as_in_the_model(alias, first):
     """At each of its pause points somebody else acts; each of the others in turn."""
     faults, number = [], 0
@@ -99,6 +109,49 @@ def test_schedule_is_read_as_it_is_printed():
     message = "'running | start' is no schedule; one looks like this: sqlite: running | "
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
         Schedule.parse("running | start")
+
+
+ACTOR = "known are: worker.start | worker.complete |"
+STATE = "known are: scheduled | waiting |"
+UNKNOWN = {
+    "sqlite: running | worker.finish @2 / operator.fail": f"actor 'worker.finish'; {ACTOR}",
+    "sqlite: running | worker.fail @2 / nobody": f"actor 'nobody'; {ACTOR}",
+    "sqlite: asleep | worker.fail @2 / operator.fail": f"state 'asleep'; {STATE}",
+    "oracle: running | worker.fail @2 / operator.fail": (
+        "engine 'oracle'; known are: sqlite | postgresql | mariadb\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", UNKNOWN)
+def test_replay_says_in_one_line_what_is_known(capsys, line):
+    assert replay.main([line]) == 2
+    said, message = capsys.readouterr()
+    assert (said, message.count("\n")) == ("", 1)
+    assert message.startswith(f"there is no {UNKNOWN[line]}")
+
+
+def test_replay_of_an_engine_that_is_missing_is_no_success(capsys, monkeypatch):
+    """Its test would be skipped, and a skipped race shows nothing."""
+    monkeypatch.setattr(servers, "missing_engines", lambda: {"mariadb": "mariadbd isn't installed"})
+    assert replay.main([EXAMPLES[-1]]) == 2
+    assert capsys.readouterr().err == "mariadb can't be run here: mariadbd isn't installed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], f"{replay.__doc__}\n"),
+        (["running"], "'running' is no schedule; one looks like this: sqlite: running | "),
+        (["x: running | start @1 / prune"], "there is no engine 'x'; known are: "),
+    ],
+)
+def test_replay_ends_with_status_2_if_there_is_no_such_schedule(arguments, message):
+    command = [sys.executable, "-m", "tests.races.replay", *arguments]
+    environment = helpers.child_environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
 
 
 # -- The table is complete
