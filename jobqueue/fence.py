@@ -109,7 +109,7 @@ def apply(
             if done[index].kind
         ]
         if events:
-            JobEvent.objects.using(using).bulk_create(events)
+            db.insert_rows(events, using)
         return done
 
     done = db.in_transaction(using, work)

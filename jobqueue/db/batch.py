@@ -148,7 +148,10 @@ def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
 
 
 def insert_rows(rows: Sequence[models.Model], using: str) -> None:
-    """Insert new rows of one model, few statements in all, and set what the database gave them."""
+    """Insert new rows of one model, in few statements, and set what the database gave them."""
+    if not has_batches(using):
+        type(rows[0])._base_manager.using(using).bulk_create(rows)
+        return
     if len(rows) == 1:
         _insert_one(rows[0], using)
         return

@@ -93,16 +93,17 @@ def is_possible(race: Schedule) -> bool:
 def is_frequent(race: Schedule) -> bool:
     """Say whether this is run on every push; see ``test_every_pair``."""
     first, second = cast.ACTORS[race.first], cast.ACTORS[race.second]
-    if not _acts(race.state, race.first) or first.is_twin or second.is_twin:
+    if not _acts(race.state, race.first) or second.is_twin:
         return False
     if race.state == LAST_ATTEMPT and not (first.counts or second.counts):
         return False
     if ONE_ON_EACH.get(race.state, race.engine) != race.engine:
         return False
+    is_special = race.state in (ASKED, LAST_ATTEMPT, REPLY_LOST)
     by_program = race.first.startswith(("worker.", "sweep."))
     if race.engine == "postgresql":
-        return by_program or race.state != ASKED
-    if race.state in (ASKED, LAST_ATTEMPT, REPLY_LOST):
+        return not (is_special and first.is_twin) and (by_program or race.state != ASKED)
+    if is_special or first.is_twin:
         return False
     return race.engine == "sqlite" or by_program or race.state in ONE_ON_EACH
 

@@ -10,15 +10,15 @@ the order in which the atomic writes of the two took effect. ``actors`` says wha
 
 With ``JOBQUEUE_ALL_PAIRS=1`` every pair is run at every pause point, from every state in which one
 of the two can do anything: to be run by hand, for it is some 75,000 races. On every push there are
-some NUMBER of them:
+some 10,000 of them:
 
-* from states in which the first can do something, without those who send what another sends;
+* from states in which the first can do something, without a second that sends what another does;
 * at the points that decide by the model: before each statement that locks or writes and carries one
   of its steps, and before COMMIT;
 * with one of the three final states on each engine, a job's last attempt only for who asks, and a
   job that is asked to stop only with a worker or a sweep as the first;
 * on SQLite and MariaDB, which differ in their locks and not in what is decided, without a job that
-  is asked to stop, the last attempt and the lost reply;
+  is asked to stop, the last attempt, the lost reply, and a first that sends what another does;
 * on MariaDB, but for the final state, with workers and sweeps alone as the first.
 """
 
