@@ -233,10 +233,11 @@ def run(*options: str) -> Iterator[Run]:
         started.close()
 
 
+@pytest.mark.usefixtures("runs")  # which go on meanwhile
 @pytest.mark.skipif("postgresql" in servers.missing_engines(), reason="there is no PostgreSQL")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_nothing_is_left_of_a_run_that_was_interrupted(number):
-    with run("--seconds", "600", "--seed", "1") as interrupted:
+    with run("--seconds", "600", "--seed", "1", *FEWER) as interrupted:
         wait_until(interrupted.has_workers, "no worker was started", timeout=PATIENCE)
         children = interrupted.children()
         interrupted.process.send_signal(number)
@@ -257,11 +258,11 @@ RUNS = {
     "mariadb": ("--engine", "mariadb", "--seconds", "12", "--seed", "4", *FEWER),
     "sqlite": ("--engine", "sqlite", "--seconds", "12", "--seed", "4", *FEWER),
     "postgresql without fence": (
-        *("--engine", "postgresql", "--seconds", "12", "--seed", "4", "--without-fence"),
+        *("--engine", "postgresql", "--seconds", "20", "--seed", "4", "--without-fence"),
         *("--keep", *FEWER),
     ),
     "sqlite without fence": (
-        *("--engine", "sqlite", "--seconds", "12", "--seed", "4", "--without-fence"),
+        *("--engine", "sqlite", "--seconds", "24", "--seed", "4", "--without-fence"),
         *FEWER,
     ),
 }

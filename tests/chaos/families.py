@@ -16,6 +16,7 @@ from typing import Final
 
 import psutil
 
+from jobqueue.lifecycle import State
 from tests.chaos import log
 from tests.chaos.checker import Violation
 from tests.chaos.stage import Member, Stage
@@ -26,6 +27,8 @@ CHILDREN: Final = 2
 # than a child takes to end without its parent.
 PATIENCE: Final = 60.0
 LOOK_EVERY: Final = 0.5
+# How long a child may take to learn that its parent is gone, on a machine that is busy.
+NEWS_TAKE: Final = 2.0
 
 
 def count(workers: int) -> int:
@@ -47,12 +50,21 @@ class Loss:
         return self.parent.is_running and self.parent.started == self.started
 
 
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A child whose parent has ended, at ``since``; frozen, it can't know yet."""
+
+    process: psutil.Process
+    since: float
+    was_frozen: bool = False
+
+
 class Families:
     """The parents of a run and their children."""
 
     def __init__(self, stage: Stage, logs: Path) -> None:
         self.losses: list[Loss] = []
-        self.orphans: list[psutil.Process] = []
+        self.orphans: list[Orphan] = []
         self._frozen: list[psutil.Process] = []
         self._stage = stage
         self._logs = logs
@@ -72,8 +84,10 @@ class Families:
         if not (parents := self._parents()):
             return False
         parent = dice.choice(parents)
-        self.orphans += children(parent)
+        left = children(parent)
         self._stage.kill(parent)
+        now = time.monotonic()
+        self.orphans += [Orphan(child, now, child in self._frozen) for child in left]
         return True
 
     def freeze_child(self, dice: random.Random) -> psutil.Process | None:
@@ -92,6 +106,12 @@ class Families:
             with suppress(psutil.NoSuchProcess):
                 self._frozen.pop().resume()
 
+    def stop(self) -> None:
+        """Stop all parents by SIGTERM; their children must have ended before them."""
+        left = [child for parent in self._parents() for child in children(parent)]
+        self._stage.stop(ROLE)
+        self.orphans += [Orphan(child, time.monotonic()) for child in left]
+
     def settle(self, patience: float = PATIENCE) -> Iterator[Violation]:
         """Wait until all that has to follow has; yield what has not in time."""
         deadline = time.monotonic() + patience
@@ -103,20 +123,28 @@ class Families:
             time.sleep(LOOK_EVERY)
 
     def _missing(self) -> Iterator[Violation]:
-        for orphan in filter(is_alive, self.orphans):
-            yield Violation("outlived its parent", f"process {orphan.pid} runs without its parent")
+        for orphan in self.orphans:
+            pid = orphan.process.pid
+            if is_alive(orphan.process):
+                yield Violation("outlived its parent", f"process {pid} runs without its parent")
+            late = claims_after(log.read(self._logs, f"{ROLE}-{pid}"), orphan.since + NEWS_TAKE)
+            if late > 1 and not orphan.was_frozen:  # One may have been under way.
+                what = f"process {pid} claimed {late} times without its parent"
+                yield Violation("outlived its parent", what)
         for parent in self._parents():
             if (number := len(children(parent))) != CHILDREN:
                 what = f"{parent.name} has {number} of {CHILDREN} children"
                 yield Violation("not replaced", what)
         due = {loss.pid for loss in self.losses if loss.is_due}
         if due:
-            for pid, worker_id in unburied(log.read(self._logs, ROLE), due).items():
+            for pid, worker_id in unburied(log.read(self._logs, f"{ROLE}-*"), due).items():
                 what = f"process {pid} was killed, and nobody buried its worker {worker_id}"
                 yield Violation("not buried", what)
 
     def _parents(self) -> list[Member]:
-        return self._stage.of(ROLE)
+        """Return all that live; whoever is frozen can be struck as well."""
+        own = [member for member in self._stage.members if member.role == ROLE]
+        return [member for member in own if member.process and member.process.poll() is None]
 
 
 def children(parent: Member) -> list[psutil.Process]:
@@ -132,6 +160,13 @@ def is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def claims_after(lines: Iterable[log.Line], moment: float) -> int:
+    """Return how often jobs were claimed after ``moment``."""
+    writes = (line.said for line in lines if line.said["e"] == "write")
+    late = [said["jobs"] for said in writes if said["t"] > moment]
+    return sum(any(after[0] == State.RUNNING for *_, after in jobs) for jobs in late)
 
 
 def unburied(lines: Iterable[log.Line], pids: Collection[int]) -> dict[int, str]:

@@ -43,7 +43,7 @@ MIX: Final[Mapping[str, tuple[int, Extra]]] = {
     "effect": (150, lambda r: {}),
     "report": (20, lambda r: {}),
     "outlast": (6, lambda r: {"args": [Scene.read().lease * 1.3]}),
-    "overtime": (15, lambda r: {"timeout": handlers.OVERTIME_TIMEOUT, "max_attempts": 2}),
+    "overtime": (5, lambda r: {"timeout": handlers.OVERTIME_TIMEOUT, "max_attempts": 2}),
     "kill": (3, lambda r: {}),
 }
 

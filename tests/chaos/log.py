@@ -54,9 +54,9 @@ class Line:
         return f"{self.log}: {self.text}"
 
 
-def read(directory: Path, role: str = "*") -> Iterator[Line]:
-    """Yield the lines of all logs, each log in its order; one that was cut short is left out."""
-    for path in sorted(directory.glob(f"{role}-*{SUFFIX}")):
+def read(directory: Path, names: str = "*") -> Iterator[Line]:
+    """Yield the lines of logs, each log in its order; one that was cut short is left out."""
+    for path in sorted(directory.glob(f"{names}{SUFFIX}")):
         for text in path.read_text(errors="replace").splitlines():
             try:
                 said = json.loads(text)

@@ -16,7 +16,6 @@ from typing import Final
 
 from tests import servers
 from tests.chaos import checker, families, faults, history, log
-from tests.chaos.families import children
 from tests.chaos.proxy import Proxy
 from tests.chaos.scene import Scene
 from tests.chaos.stage import Stage
@@ -146,10 +145,10 @@ def _strike(
     striker.heal()
     crew.stop("enqueue", "burst", "operator")
     _drain(tables.count_unfinished, crew, lambda: tick(options.seconds, "draining"))
-    verdict.violations += kin.settle()
-    kin.orphans += [child for parent in crew.of(families.ROLE) for child in children(parent)]
-    crew.stop("worker", families.ROLE, "sweep")
-    verdict.violations += kin.settle()
+    missing = list(kin.settle())
+    kin.stop()
+    crew.stop("worker", "sweep")
+    verdict.violations += missing or kin.settle()
     verdict.faults = {kind: count for kind, count in sorted(striker.counts.items()) if count}
     verdict.violations += crew.ended
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from tests.chaos import log
-from tests.chaos.families import ROLE, Families, Loss, count
+from tests.chaos.families import NEWS_TAKE, ROLE, Families, Loss, Orphan, count
 from tests.chaos.scene import Scene
 from tests.chaos.stage import Member, Stage
 from tests.helpers import wait_until
@@ -51,11 +52,29 @@ def test_two_of_three_workers_have_a_parent():
 
 
 def test_child_without_its_parent_is_missed_to_end(families, stranger):
-    families.orphans.append(psutil.Process(stranger.pid))
+    families.orphans.append(Orphan(psutil.Process(stranger.pid), time.monotonic()))
     what = f"process {stranger.pid} runs without its parent"
     assert missing(families) == [("outlived its parent", what)]
     stranger.kill()  # and nobody reaps it
     wait_until(lambda: missing(families) == [], "a dead process is missed")
+
+
+@pytest.mark.parametrize(
+    ("claims", "was_frozen", "is_found"),
+    [(2, False, True), (1, False, False), (2, True, False)],
+    ids=["two claims", "one that was under way", "by one that was frozen"],
+)
+def test_child_without_its_parent_claims_no_more(
+    tmp_path, families, stranger, claims, was_frozen, is_found
+):
+    since = time.monotonic() - 2 * NEWS_TAKE
+    families.orphans.append(Orphan(psutil.Process(stranger.pid), since, was_frozen))
+    writer = log.Log(tmp_path / f"{ROLE}-{stranger.pid}{log.SUFFIX}")
+    for _ in range(claims):
+        change = [["waiting", 0, None], ["running", 1, "w1"]]
+        writer.ask("write", jobs=[[7, 1, *change]], owner=False)
+    what = f"process {stranger.pid} claimed 2 times without its parent"
+    assert (("outlived its parent", what) in missing(families)) == is_found
 
 
 def test_parent_without_its_children_is_found(families, parent):
