@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db import router
@@ -186,22 +187,20 @@ def _write_each(
 def _write_in_batches(
     plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
 ) -> dict[int, Write]:
-    """Do the same in one statement for each group of like writes: the first of each, then the next.
-
-    What a group has in common is compared as scalars, which costs nearly nothing; as arrays it
-    would cost a quarter (DESIGN.md, section 8).
-    """
+    """Do the same in a statement for each group of like writes: the first of each, then others."""
     done: dict[int, Write] = {}
-    tries = max(len(writes) for _, writes in plans)
-    for place in range(tries):
+    for place in range(max(len(writes) for _, writes in plans)):
         groups: dict[Any, list[int]] = {}
-        for index, (job, writes) in enumerate(plans):
+        for index in _in_order_of_ids(plans, range(len(plans))):
+            job, writes = plans[index]
             if index not in done and place < len(writes):
                 groups.setdefault(_kind(job, writes[place]), []).append(index)
+        if len(groups) > 1:
+            jobs = Job.objects.using(using).filter(pk__in=[job.pk for job, _ in plans])
+            list(db.lock_rows(jobs.order_by("pk")).values_list("pk"))
         for group in groups.values():
-            members = _in_order_of_ids(plans, group)
-            met = _update_group([(plans[i][0], plans[i][1][place]) for i in members], actor, using)
-            done |= {i: plans[i][1][place] for i in members if plans[i][0].pk in met}
+            met = _update_group([(plans[i][0], plans[i][1][place]) for i in group], actor, using)
+            done |= {i: plans[i][1][place] for i in group if plans[i][0].pk in met}
     return done
 
 
@@ -212,12 +211,16 @@ def _in_order_of_ids(plans: Sequence[tuple[Job, Any]], indexes: Iterable[int]) -
 
 def _kind(job: Job, write: Write) -> tuple[Any, ...]:
     """Return what the writes of one statement have in common."""
-    execution = (job.state, job.attempt, job.claimed_by, job.claimed_at, job.attempted_at)
-    return (*execution, write.verb, *write.changes, str(write.where) if write.where else "")
+    nulls = (job.claimed_by is None, job.claimed_at is None, job.attempted_at is None)
+    return (*nulls, write.verb, *write.changes, str(write.where) if write.where else "")
 
 
 def _update_group(group: Sequence[tuple[Job, Write]], actor: str | None, using: str) -> set[int]:
-    (job, first), *_ = group
+    """Write a group; what all of it has in common goes as a scalar.
+
+    To compare scalars costs nearly nothing; as arrays it would cost a quarter (DESIGN.md, 8).
+    """
+    (first, write), *_ = group
     changes = [{**write.changes, **mark_of(job, actor)} for job, write in group]
     common: dict[str, Any] = {"version": F("version") + 1}
     each: dict[str, list[Any]] = {}
@@ -227,21 +230,23 @@ def _update_group(group: Sequence[tuple[Job, Write]], actor: str | None, using: 
             common[name] = value
         else:
             each[name] = values
-    where = guards.unchanged(job.fingerprint)
+    where = guards.unchanged(first.fingerprint)
     match: dict[str, list[Any]] = {"id": [job.pk for job, _ in group]}
-    versions = [job.version for job, _ in group]
-    if "version" in where and not _is_one_value(versions):
-        del where["version"]
-        match["version"] = versions
-    rows = Job.objects.using(using).alike(where).filter(first.where)
+    for name in [name for name in where if name in guards.FINGERPRINT]:
+        values = [getattr(job, name) for job, _ in group]
+        if not _is_one_value(values):
+            del where[name]
+            match[name] = values
+    rows = Job.objects.using(using).alike(where).filter(write.where)
     return db.update_each(rows, match, common, each)
 
 
 def _is_one_value(values: Sequence[Any]) -> bool:
-    """Whether all are one object or one number; as JSON ``True`` is not 1, though equal."""
+    """Whether all are one object or one value; as JSON ``True`` is not 1, though equal."""
     first = values[0]
-    if type(first) is int:
-        return all(type(value) is int and value == first for value in values)
+    kind = type(first)
+    if kind in (int, str, datetime):
+        return all(type(value) is kind and value == first for value in values)
     return all(value is first for value in values)
 
 

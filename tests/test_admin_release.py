@@ -92,9 +92,10 @@ def test_a_stale_page_releases_nothing_that_moved_on(client: Client) -> None:
     seen = versions(page(client))
     transitions.complete(finished, "done")
     again = transitions.release(reclaimed)
-    transitions.claim(
-        [again.pk], "default", "other", db.now(again._state.db), start=True, using=again._state.db
-    )
+    using = again._state.db
+    rows = Job.objects.filter(pk=again.pk).order_by("pk")
+    with transaction.atomic(using=using):
+        transitions.claim(rows, "other", db.now(using), start=True, using=using)
     Job.objects.filter(pk=deleted.pk).delete()
     before = [stored(finished), stored(reclaimed)]
 

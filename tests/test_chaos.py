@@ -261,10 +261,6 @@ RUNS = {
         *("--engine", "postgresql", "--seconds", "20", "--seed", "4", "--without-fence"),
         *("--keep", *FEWER),
     ),
-    "sqlite without fence": (
-        *("--engine", "sqlite", "--seconds", "24", "--seed", "4", "--without-fence"),
-        *FEWER,
-    ),
 }
 # Of the faults that each engine's schedule has by then, those that can't miss.
 SURE = {
@@ -310,7 +306,7 @@ def test_chaos_loses_doubles_and_sticks_nothing(engine, runs):
     assert list(runs[engine].directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("engine", ["postgresql"])
 def test_queue_without_its_fence_is_found_out(engine, runs):
     """Written by id alone, jobs that were given to another are written over: exit status 1."""
     name = f"{engine} without fence"

@@ -290,7 +290,7 @@ def leaving(column: str) -> Callable[..., Statement]:
 
 def putting_all_in_one_statement(patch: Patch) -> None:
     """Let the first job's claim stand for that of all the others in the batch."""
-    patch.setattr(fence, "_kind", lambda job, write: (write.verb, str(write.where)))
+    patch.setattr(fence, "_is_one_value", lambda values: True)
 
 
 def claiming_without_a_new_version(patch: Patch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import threading
+
 import pytest
 from django.db import DataError, OperationalError, connections, transaction
 
@@ -12,6 +15,7 @@ from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory, WorkerFactory
 from tests.helpers import (
+    TIMEOUT,
     engine,
     other_connection,
     pause_at,
@@ -43,8 +47,15 @@ def any_update(sql, params):
 
 
 def updates_of(*jobs):
-    """Match updates of these jobs' rows alone."""
-    return lambda sql, params: update_of_job(sql) and any(job.pk in params for job in jobs)
+    """Match updates of these jobs' rows, alone or among others."""
+    ids = {job.pk for job in jobs}
+
+    def names_one(params):
+        batches = (p for p in params if isinstance(p, str) and p.startswith("{"))
+        named = {int(word) for batch in batches for word in re.findall(r"\d+", batch)}
+        return bool(ids & {*named, *(p for p in params if isinstance(p, int))})
+
+    return lambda sql, params: update_of_job(sql) and names_one(params)
 
 
 @pytest.mark.parametrize("error", [GONE, TOO_LONG], ids=["lost connection", "bad data"])
@@ -132,6 +143,8 @@ def test_deadlock_is_tried_again(alias):
         with noticing_errors(alias) as met:
             return settle_all([first, second], Completed(1)), met
 
+    locked = threading.Event()
+
     def lock_crosswise():
         with transaction.atomic(using=alias):
             if alias == "postgresql":  # the victim is whoever looks first why it waits
@@ -140,16 +153,18 @@ def test_deadlock_is_tried_again(alias):
             else:  # whoever has written less
                 JobFactory.create_batch(30, queue="elsewhere")
             lock(second)
+            locked.set()
+            assert waiting.wait(TIMEOUT)
             lock(first)
 
+    waiting = threading.Event()
     with hearing(signals.write_refused) as refused:
-        with pause_at(alias, update_of_job, after=True) as pause:
-            batch = run_in_thread(settle)
-            pause.wait_until_reached()
-            other = run_in_thread(lock_crosswise)
-            wait_until_blocked(alias)
-            pause.release()
-            became, (error,) = batch.result()
+        other = run_in_thread(lock_crosswise)
+        assert locked.wait(TIMEOUT)
+        batch = run_in_thread(settle)
+        wait_until_blocked(alias)
+        waiting.set()
+        became, (error,) = batch.result()
         other.result()
     assert "deadlock" in str(error).lower()
     assert became == ["applied", "applied"]

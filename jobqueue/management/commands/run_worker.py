@@ -62,6 +62,30 @@ def _processes(text: str) -> int:
         ) from None
 
 
+_OPTIONS: Final[Mapping[str, tuple[Callable[[str], Any], str, str]]] = {
+    "--processes": (_processes, "N", "Worker processes; 0 for one without a parent."),
+    "--threads": (count(1000), "N", "Jobs that each process runs at once."),
+    "--batch": (count(10_000), "N", "Quick jobs in hand at most; 1: none ahead of the threads."),
+    "--async-concurrency": (count(10_000), "N", "Async handlers to run on an event loop at once."),
+    "--executor": (_executor, "PATH", "What makes a concurrent.futures.Executor to run jobs in."),
+    "--max-jobs": (count(2**31), "N", "Replace a process after this many jobs."),
+    "--max-rss": (count(2**31), "N", "Replace a process that takes up more than this many MiB."),
+    "--lease": (
+        positive_duration,
+        "DURATION",
+        "How long this worker may be silent before it is declared dead.",
+    ),
+    "--poll": (positive_duration, "DURATION", "How often to look for jobs when idle."),
+    "--grace": (positive_duration, "DURATION", "When told to stop, how long to wait for jobs."),
+    "--health-file": (Path, "PATH", "Touch this file while all is well."),
+}
+_SWITCHES: Final = {
+    "--no-notify": "Don't listen for new work, only poll.",
+    "--burst": "End when no job is waiting any more.",
+    "--reload": "For development: start anew when the code changes.",
+}
+
+
 class Command(JobQueueCommand):
     """Run a worker until SIGTERM or SIGINT; a second signal ends it at once."""
 
@@ -78,44 +102,10 @@ class Command(JobQueueCommand):
             metavar="NAME",
             help="Queue to serve; repeat for several, looked at in the order given.",
         )
-        for name, read, text in (
-            ("--processes", _processes, "Worker processes; 0 for one without a parent."),
-            ("--threads", count(1000), "Jobs that each process runs at once."),
-            (
-                "--batch",
-                count(10_000),
-                "Quick jobs in hand at most; 1: none ahead of threads.",
-            ),
-            (
-                "--async-concurrency",
-                count(10_000),
-                "Async handlers to run on an event loop at once.",
-            ),
-            ("--max-jobs", count(2**31), "Replace a process after this many jobs."),
-            ("--max-rss", count(2**31), "Replace a process that takes up more than this many MiB."),
-        ):
-            parser.add_argument(name, type=read, metavar="N", help=text)
-        for name, text in {
-            "--lease": "How long this worker may be silent before it is declared dead.",
-            "--poll": "How often to look for jobs when idle.",
-            "--grace": "When told to stop, how long to wait for running jobs.",
-        }.items():
-            parser.add_argument(name, type=positive_duration, metavar="DURATION", help=text)
-        parser.add_argument(
-            "--executor",
-            type=_executor,
-            metavar="PATH",
-            help="Dotted path of what makes a concurrent.futures.Executor, to run jobs in.",
-        )
-        for name, text in {
-            "--no-notify": "Don't listen for new work, only poll.",
-            "--burst": "End when no job is waiting any more.",
-            "--reload": "For development: start anew when the code changes.",
-        }.items():
+        for name, (read, metavar, text) in _OPTIONS.items():
+            parser.add_argument(name, type=read, metavar=metavar, help=text)
+        for name, text in _SWITCHES.items():
             parser.add_argument(name, action="store_true", help=text)
-        parser.add_argument(
-            "--health-file", metavar="PATH", type=Path, help="Touch this file while all is well."
-        )
         parser.add_argument(
             "--json",
             action="store_true",
