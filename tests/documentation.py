@@ -98,3 +98,4 @@ def importable(texts: Iterable[str], directory: Path) -> Iterator[None]:
             del sys.modules[name]
         enqueue._import.cache_clear()
         execute._handler.cache_clear()
+        execute._imported.cache_clear()

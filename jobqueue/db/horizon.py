@@ -35,6 +35,7 @@ FROM (
     SELECT format('prepared transaction %s (%s)', gid, owner), prepared, age(transaction)
     FROM pg_prepared_xacts WHERE database = current_database()
 ) AS held
+WHERE since IS NOT NULL -- else this account may not see whose it is
 ORDER BY age DESC, since
 LIMIT 1
 """

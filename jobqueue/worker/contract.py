@@ -34,7 +34,10 @@ class Broker(Protocol):
 
 
 class Ended(Enum):
-    """Why a loop ended."""
+    """Why a loop ended.
+
+    With HUNG its threads, or its executor, are of no more use, and are to be replaced.
+    """
 
     STOPPED = auto()
     DRAINED = auto()

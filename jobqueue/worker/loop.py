@@ -130,7 +130,7 @@ class Loop:
                 self.lose_lease()
             if self._lease_lost:
                 return Ended.LEASE_LOST
-            if self.hung:
+            if self.hung or self.runners.is_broken:
                 return Ended.HUNG
             self._unblock()
             limit = self._room()
@@ -169,13 +169,13 @@ class Loop:
     def _give_up(self) -> None:
         """Decide what becomes of the jobs whose handlers have not ended."""
         self._receive(0)
-        # A lost lease costs the attempt, as it does when a sweep is there first: a job that wedges
-        # its worker must not come back for ever.
-        outcome = (
-            Released("its worker was stopped")
-            if self._is_stopping()
-            else Retry(Error("its worker lost its lease, and the handler did not end"))
-        )
+        outcome: Outcome = Released("its worker was stopped")
+        if self._lease_lost and not self._is_stopping():
+            # It costs the attempt, as it does when a sweep is there first: a job that wedges its
+            # worker must not come back for ever.
+            outcome = Retry(Error("its worker lost its lease, and the handler did not end"))
+        elif not self._is_stopping():
+            outcome = Released("its worker is replaced, for another handler hangs")
         self.abandoned += self.hand.give_up(outcome)
 
     def _hand_back(self) -> None:

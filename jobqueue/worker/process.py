@@ -159,7 +159,11 @@ class WorkerProcess:
         local = _local_broker(using)
         if options.max_jobs is not None:
             options = replace(options, max_jobs=options.max_jobs - self.claimed)
-        loop = Loop(local, worker_id, options)
+        try:
+            loop = Loop(local, worker_id, options)
+        except BaseException:  # an executor that can't be made
+            local.leave(worker_id)
+            raise
         loop.lease_until = began + options.lease
         self._loop = loop
         if self._stopping:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from functools import partial
 
-from jobqueue.lifecycle import Outcome, Report, Retry
+from jobqueue.lifecycle import Outcome, Released, Report, Retry
 from jobqueue.worker.context import JobContext
 from jobqueue.worker.execute import describe, execute
 from jobqueue.worker.execution import Execution
@@ -46,6 +46,9 @@ class Remote:
     Args:
         executor: any; it is shut down with the worker.
         done: called with each execution and its outcome.
+
+    Attributes:
+        is_broken: the executor has worked, and will take no more work.
     """
 
     def __init__(self, executor: Executor, done: Callable[[Execution, Outcome], None]) -> None:
@@ -53,6 +56,8 @@ class Remote:
         self._done = done
         self._futures: dict[Future[Answer], Execution] = {}
         self._lock = threading.Lock()
+        self._has_worked = False
+        self.is_broken = False
 
     def give(self, executions: Sequence[Execution]) -> None:
         """Have these run."""
@@ -71,8 +76,8 @@ class Remote:
             execution.begin()
             try:
                 future = self._executor.submit(carry_out, order)
-            except Exception as error:  # an executor that has broken
-                self._done(execution, Retry(describe(error)))
+            except Exception as error:
+                self._done(execution, self._refused(error))
                 continue
             with self._lock:
                 self._futures[future] = execution
@@ -87,14 +92,27 @@ class Remote:
         return None
 
     def take_back(self) -> list[Execution]:
-        """Return those that nobody has begun."""
-        with self._lock:
-            waiting = list(self._futures.items())
-        return [execution for future, execution in waiting if future.cancel()]
+        """Return those that wait for this worker: none. Of others only the executor knows."""
+        return []
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the executor."""
+        """End the executor; without ``wait`` also what it can still cancel."""
+        if not wait:
+            with self._lock:
+                left = list(self._futures)
+            for future in left:
+                future.cancel()
         self._executor.shutdown(wait=wait)
+
+    def _refused(self, error: Exception) -> Outcome:
+        """Say what becomes of a job that the executor doesn't take: no attempt, if it has broken.
+
+        One that never worked would break again at each, so there it is one.
+        """
+        if isinstance(error, BrokenExecutor) and self._has_worked:
+            self.is_broken = True
+            return Released(f"its executor has broken: {error}")
+        return Retry(describe(error))
 
     def _ended(self, execution: Execution, future: Future[Answer]) -> None:
         with self._lock:
@@ -102,10 +120,12 @@ class Remote:
         try:
             outcome, report, took = future.result()
         except CancelledError:
-            return  # taken back
+            outcome = Released("its executor cancelled it")
         except BaseException as error:
+            self.is_broken = self.is_broken or isinstance(error, BrokenExecutor)
             outcome = Retry(describe(error))
         else:
+            self._has_worked = True
             execution.took = took
             if report:
                 execution.context.give_back(report)

@@ -112,10 +112,10 @@ def _run(process: WorkerProcess, log: Log, link: Link | None = None) -> None:
     def on_start(worker_id: str) -> None:
         nonlocal worker
         worker = worker_id
-        if link:
-            link.send(worker=worker_id)
         text = f"Worker {worker_id} serves {queues} with {threads} thread(s)."
         log.tell("worker_started", text, worker=worker_id)
+        if link:  # after that line, so that what the parent does next is told later
+            link.send(worker=worker_id)
 
     def on_lost(worker_id: str) -> None:
         text = f"Worker {worker_id} lost its lease, and takes a new one."

@@ -56,6 +56,11 @@ class Runners:
         # A statement for a few more doesn't pay while there is enough to do.
         return 0 if room < limit // 2 and self.backlog() else max(room, 0)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether an executor is to be replaced by another."""
+        return isinstance(self._crew, Remote) and self._crew.is_broken
+
     def note(self, ended: Sequence[Execution]) -> None:
         """Learn from how long these took."""
         times = [execution.took for execution in ended if execution.began_at]

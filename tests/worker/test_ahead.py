@@ -122,6 +122,20 @@ def test_what_else_runs_is_finished_first(alias):
     assert Job.objects.get(pk=other.pk).state == State.COMPLETED
 
 
+def test_what_does_not_end_in_time_beside_it_is_handed_back(alias):
+    gate = threading.Event()
+    scripted_job(
+        lambda context: gate.wait(TIMEOUT), timeout=timedelta(seconds=0.05), max_attempts=1
+    )
+    other = make_job(handlers.hold, "other")
+    with running_loop(SpeakingBroker(alias), slots=2, patience=0.05, grace=0.05) as rig:
+        assert rig.running.result() is Ended.HUNG
+        gate.set()
+    other.refresh_from_db()
+    assert (other.state, other.failures) == (State.WAITING, 0)
+    assert other.events.get().message == "its worker is replaced, for another handler hangs"
+
+
 def test_a_worker_goes_on_after_a_handler_that_hung(alias, settings):
     gate = threading.Event()
     settings.JOBQUEUE = {**settings.JOBQUEUE, "TIMEOUT_GRACE": 0.1}

@@ -5,7 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from typing import Any
 
 import pytest
@@ -13,8 +19,9 @@ import pytest
 from jobqueue import transitions
 from jobqueue.exceptions import JobQueueError
 from jobqueue.lifecycle import State
-from jobqueue.models import Job
+from jobqueue.models import Job, Worker
 from jobqueue.worker.context import current_context
+from jobqueue.worker.contract import Ended
 from tests.helpers import engine, wait_until
 from tests.worker import handlers
 from tests.worker.scripted import SpeakingBroker, scripted_job
@@ -114,14 +121,93 @@ def test_no_more_at_once_than_it_takes(alias):
         wait_until(lambda: rig.loop.settled["completed"] == 3, "not all are completed")
 
 
-def test_what_has_not_begun_is_released_when_the_worker_stops(alias):
+def test_a_stopping_worker_waits_for_what_it_has_handed_over(alias):
+    """Nobody knows of a task elsewhere whether it has begun."""
     held = Held()
-    job = make_job(handlers.note, "never")
+    job = make_job(handlers.note, "done")
     with running_loop(SpeakingBroker(alias), executor=lambda: held) as rig:
         wait_until(lambda: held.orders, "nothing is ordered")
+        rig.loop.stop()
+        rig.let_tick(2)
+        held.begin()
+        rig.running.result()
+    job.refresh_from_db()
+    assert job.state == State.COMPLETED
+
+
+def test_what_does_not_end_within_the_grace_is_handed_back_and_cancelled(alias):
+    held = Held()
+    job = make_job(handlers.note, "never")
+    with running_loop(SpeakingBroker(alias), executor=lambda: held, grace=0.05) as rig:
+        wait_until(lambda: held.orders, "nothing is ordered")
+        ((future, *_),) = held.orders
         rig.stop()
     job.refresh_from_db()
     assert (job.state, job.failures, kinds(job)) == (State.WAITING, 0, ["released"])
+    assert future.cancelled()
+
+
+def test_what_the_executor_cancels_is_handed_back(alias):
+    """As a Dask cluster does that somebody restarts."""
+    held = Held()
+    job = make_job(handlers.give)
+    with running_loop(SpeakingBroker(alias), executor=lambda: held) as rig:
+        wait_until(lambda: held.orders, "nothing is ordered")
+        ((future, *_),) = held.orders
+        held.orders.clear()
+        assert future.cancel()
+        wait_until(lambda: held.orders, "it is not ordered again")
+        held.begin()
+        wait_until(lambda: rig.loop.settled["completed"] == 1, "it is not completed")
+    assert (Job.objects.get(pk=job.pk).failures, kinds(job)) == (1, ["released"])
+
+
+def test_an_executor_that_breaks_is_replaced_by_another(alias):
+    """What it no longer takes is handed back, not failed."""
+    make_job(tell_process, 0)
+    bad = make_job(die, max_attempts=1, priority=-1)
+    after = [make_job(tell_process, number, max_attempts=1, priority=-2) for number in (1, 2, 3)]
+    work_off(alias, executor=processes)
+    assert Job.objects.get(pk=bad.pk).state == State.FAILED
+    assert {Job.objects.get(pk=job.pk).state for job in after} == {State.COMPLETED}
+
+
+class Broken(Held):
+    """Takes one job, and then breaks."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.orders or self.has_worked:
+            raise BrokenExecutor("no more")
+        return super().submit(fn, *args, **kwargs)
+
+    has_worked = False
+
+    def begin(self) -> None:
+        super().begin()
+        self.has_worked = True
+
+
+def test_what_a_broken_executor_refuses_is_handed_back(alias):
+    held = Broken()
+    make_job(handlers.note, "first")
+    with running_loop(SpeakingBroker(alias), executor=lambda: held) as rig:
+        wait_until(lambda: held.orders, "nothing is ordered")
+        held.begin()
+        wait_until(lambda: rig.loop.settled["completed"] == 1, "it is not completed")
+        second = make_job(handlers.note, "second")
+        assert rig.running.result() is Ended.HUNG
+    second.refresh_from_db()
+    assert (second.state, second.failures) == (State.WAITING, 0)
+    assert second.events.get().message == "its executor has broken: no more"
+
+
+def test_an_executor_that_cannot_be_made_leaves_no_lease_behind(alias):
+    def make() -> Executor:
+        raise RuntimeError("no cluster")
+
+    with pytest.raises(RuntimeError, match="no cluster"):
+        work_off(alias, executor=make)
+    assert Worker.objects.get().state == Worker.State.STOPPED
 
 
 def test_the_fence_holds_across_it(alias):
