@@ -95,6 +95,14 @@ def test_of_many_words_in_a_moment_one_is_sent(alias, ears, monkeypatch):
     ears.expect("work in default", "end")
 
 
+def test_words_are_not_remembered_for_ever(alias, monkeypatch):
+    """Each cancel request has one of its own."""
+    monkeypatch.setattr(wake, "REMEMBERED", 3)
+    for number in range(10):
+        enqueue(TASK, queue=f"q{number}")
+    assert len(wake._last_sent) <= 4
+
+
 def test_jobs_that_wait_again_are_announced(alias, ears):
     transitions.release(JobFactory(running=True, queue="a"), actor="operator")
     transitions.retry(JobFactory(running=True, queue="b"), "no", 0)

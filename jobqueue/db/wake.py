@@ -21,6 +21,8 @@ CHANNEL: Final = "jobqueue"
 # A transaction that notifies keeps others from sharing an fsync with it, so of many equal words in
 # so short a time, in seconds, only the first is sent. Who hears it looks once more afterwards.
 COALESCE: Final = 0.02
+# How many words are remembered for that: those of cancel requests never come again.
+REMEMBERED: Final = 1000
 # How often to ask whether a silent connection still lives, and the limits of the kernel's patience
 # with one of whose other end nothing is heard: libpq's options, in (milli)seconds.
 CHECK_EVERY: Final = 15.0
@@ -57,6 +59,8 @@ def _wake(using: str, words: Iterable[str]) -> None:
     due = [word for word in words if now - _last_sent.get((using, word), -1.0) >= COALESCE]
     if not due:
         return
+    if len(_last_sent) > REMEMBERED:
+        _last_sent.clear()
     _last_sent.update({(using, word): now for word in due})
     with connections[using].cursor() as cursor:
         # Nobody waits for the disk: there is nothing to be lost.
