@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Final, Protocol
 
 from django.db import (
@@ -40,6 +41,8 @@ from jobqueue.models import Job, Worker
 
 # What speaks of the outcome's own values: it won't be stored however often it is tried.
 UNSTORABLE: Final = (DataError, IntegrityError, InvalidJob)
+# How many scheduled jobs, of whatever queues, are looked at for the next one of a worker's own.
+LOOK_AHEAD: Final = 50
 
 
 def register(
@@ -100,12 +103,21 @@ def claim(worker_id: str, limit: int, start: bool = True, using: str | None = No
 
 
 def next_due(worker_id: str, using: str | None = None) -> float | None:
-    """Return in how many seconds the next scheduled job is due, in whatever queue, if any is."""
+    """Return in how many seconds to look for the worker's next scheduled job, if there is one.
+
+    That is when it is due; or earlier, if many of other queues come before it.
+    """
     using = _database(using)
     now = db.now(using)
-    for moment in Job.objects.using(using).due_later(now).values_list("run_after", flat=True)[:1]:
-        return (moment - now).total_seconds()
-    return None
+    workers = Worker.objects.using(using).filter(pk=worker_id)
+    queues = set(chain.from_iterable(workers.values_list("queues", flat=True)))
+    later = list(
+        Job.objects.using(using).due_later(now).values_list("queue", "run_after")[:LOOK_AHEAD]
+    )
+    mine = (moment for queue, moment in later if queue in queues)
+    page_ends = later[-1][1] if len(later) == LOOK_AHEAD else None
+    moment = next(mine, page_ends)
+    return None if moment is None else (moment - now).total_seconds()
 
 
 def heartbeat(

@@ -99,8 +99,9 @@ def apply(
         quiet: leave no event of a refused write; somebody else counts it.
     """
     # A job that is there twice is written once, and the other of the two is in conflict with it.
-    are_apart = len({job.pk for job, _ in plans}) == len(plans) > 1
-    write_all = _write_in_batches if are_apart and db.has_batches(using) else _write_each
+    are_apart = len({job.pk for job, _ in plans}) == len(plans)
+    is_batch = len(plans) > 1 and are_apart and db.has_batches(using)
+    write_all = _write_in_batches if is_batch else _write_each
 
     def work() -> dict[int, Write]:
         done = write_all(plans, actor, using)

@@ -243,12 +243,12 @@ def claim(
     free = db.lock_rows(rows, skip_locked=True)
     if db.has_batches(using):
         return db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
-    ids = list(free.values_list("pk", flat=True))
-    if not ids:
+    if not (ids := list(free.values_list("pk", flat=True))):
         return []
     still.filter(pk__in=sorted(ids)).update(**changes)
     got = jobs.chosen(ids, state).filter(claimed_by=worker_id, claimed_at=now)
-    return sorted(got, key=lambda job: ids.index(job.pk))
+    place = {pk: index for index, pk in enumerate(ids)}
+    return sorted(got, key=lambda job: place[job.pk])
 
 
 def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:

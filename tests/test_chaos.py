@@ -60,7 +60,8 @@ def through_proxy(postgres_server) -> Iterator[tuple[Proxy, Callable[[], Any]]]:
         def connect() -> Any:
             given = {"host": "127.0.0.1", "port": proxy.port, "sslmode": "disable"}
             connection = psycopg.connect(user="postgres", dbname="postgres", **given)
-            return stack.enter_context(connection)
+            stack.callback(connection.close)  # its own end would commit first, on a cut line
+            return connection
 
         yield proxy, connect
 

@@ -134,6 +134,18 @@ def test_trouble_at_a_word_does_not_reach_the_caller(alias, monkeypatch):
     job.refresh_from_db()
 
 
+def test_who_commits_by_hand_is_not_bothered(alias, ears):
+    """There is no hook for it, and a poll will find the job."""
+    transaction.set_autocommit(False, using=alias)
+    try:
+        enqueue(TASK)
+        transaction.commit(using=alias)
+    finally:
+        transaction.set_autocommit(True, using=alias)
+    speak(alias)
+    ears.expect("end")
+
+
 # -- Who hears it
 
 

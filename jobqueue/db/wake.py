@@ -31,7 +31,10 @@ PATIENCE: Final = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
+    "connect_timeout": 5,
 }
+# How long a listener may take to end: it is at nothing that could be lost.
+STOP_PATIENCE: Final = 2.0
 FIRST_WAIT: Final = 0.5
 LONGEST_WAIT: Final = 30.0
 
@@ -48,7 +51,10 @@ def wake_after_commit(using: str, words: Iterable[str]) -> None:
 
     A trouble at that is logged and goes no further: the work itself is committed.
     """
-    if conf.get().NOTIFY and can_wake(using):
+    connection = connections[using]
+    # Who commits by hand has no hook for it, and this is a hint, not worth an error.
+    has_hooks = connection.in_atomic_block or connection.get_autocommit()
+    if conf.get().NOTIFY and can_wake(using) and has_hooks:
         said = sorted(set(words))
         if said:
             transaction.on_commit(lambda: _wake(using, said), using=using, robust=True)
@@ -97,7 +103,7 @@ class Listener:
     def __exit__(self, *exc_info: object) -> None:
         self._ended = True
         self._ours.send(b"x")
-        self._thread.join(CHECK_EVERY)
+        self._thread.join(STOP_PATIENCE)
         self._ours.close()
 
     def _run(self) -> None:
@@ -120,8 +126,12 @@ class Listener:
         options.pop("pool", None)
         params = {**PATIENCE, **wrapper.get_connection_params()}
         connection = wrapper.get_new_connection(params)
-        connection.autocommit = True
-        connection.execute(f"LISTEN {CHANNEL}")
+        try:
+            connection.autocommit = True
+            connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _listen(self, connection: Any) -> None:

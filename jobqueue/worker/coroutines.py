@@ -6,8 +6,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from jobqueue.lifecycle import Cancelled, Outcome, Retry
+from jobqueue.lifecycle import Cancelled, Error, Outcome, Retry
 from jobqueue.worker.execute import describe, execute_async
 from jobqueue.worker.execution import Execution
 from jobqueue.worker.threads import STOP_PATIENCE, THREAD_PREFIX
@@ -63,13 +64,20 @@ class Coroutines:
         context = execution.context
         began = execution.begin()
         handler = asyncio.ensure_future(execute_async(execution.job, context))
-        context.when_told(lambda: self._loop.call_soon_threadsafe(handler.cancel))
+        context.when_told(lambda: self._cancel(handler))
         outcome: Outcome
         try:
             async with asyncio.timeout(context.time_left):
                 outcome = await handler
         except BaseException as error:
-            is_asked = isinstance(error, asyncio.CancelledError) and context.cancelled
-            outcome = Cancelled("cancelled as requested") if is_asked else Retry(describe(error))
+            outcome = Retry(describe(error))
+            if isinstance(error, asyncio.CancelledError) and context.cancelled:
+                outcome = Cancelled("cancelled as requested")
+            elif isinstance(error, asyncio.CancelledError) and context.lost:
+                outcome = Retry(Error("CancelledError: its worker lost its lease, or the job"))
         execution.took = time.monotonic() - began
         self._done(execution, outcome)
+
+    def _cancel(self, handler: asyncio.Future[Outcome]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing runs there any more
+            self._loop.call_soon_threadsafe(handler.cancel)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, Protocol
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.utils.module_loading import import_string
 
 from jobqueue import conf, db, exceptions
@@ -76,10 +76,11 @@ def is_async(task: str) -> bool:
 async def execute_async(job: Runnable, context: JobContext) -> Outcome:
     """Run a job's async handler and say what became of it. Raises nothing but ``CancelledError``.
 
-    What it leaves on database connections is its own affair: they belong to the threads of
-    ``sync_to_async``, which other handlers share with it.
+    What it leaves open on database connections is its own affair: they belong to the thread of
+    ``sync_to_async``, which other handlers share with it. One that broke is opened anew before it.
     """
     _current.set(context)
+    await sync_to_async(db.before_job)()
     try:
         result = await _imported(job.task)(*job.args, **job.kwargs)
         result = check_payload(result, "result", conf.get().MAX_PAYLOAD_BYTES)
@@ -95,7 +96,7 @@ def _outcome_of(error: BaseException) -> Outcome:
         if isinstance(error, kind):
             try:
                 return outcome_of(error)
-            except ValueError as invalid:
+            except Exception as invalid:  # a delay that is none, a message that can't be shown
                 invalid.__cause__ = error  # which tells where in the handler
                 return Retry(describe(invalid))
     return Retry(describe(error))

@@ -17,7 +17,7 @@ REPORT_EVERY: Final = 1.0
 REFUSED_WAIT: Final = 5.0
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Execution:
     """What the loop knows of one execution.
 
@@ -33,6 +33,7 @@ class Execution:
         taken_at: when it came into this worker's hands, by the same clock.
         began_at: when a thread began to run it; 0 before.
         took: how long that took, in seconds.
+        is_coroutine: it runs on the event loop, and takes up no thread.
     """
 
     job: Any
@@ -46,6 +47,7 @@ class Execution:
     taken_at: float = 0.0
     began_at: float = 0.0
     took: float = 0.0
+    is_coroutine: bool = False
     _last_words: Report | None = None
 
     @property
@@ -75,7 +77,8 @@ class Execution:
         """Whether the outcome may be written: what was said before it has been."""
         if self.outcome is None or now < self.settle_at:
             return False
-        return not (self.is_open and self.context.has_report)
+        # While its handler is closing it, nobody else writes what it said.
+        return not (self.is_open and not self.closing and self.context.has_report)
 
     @property
     def judged(self) -> Any:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -84,7 +83,8 @@ class Loop:
         self._lease_lost = False
         self._waits = db.waits()
         self._retry_at = 0.0
-        self._look_again_at = math.inf
+        self._is_retiring = False
+        self._second_look_at = self._due_at = 0.0
 
     # -- What other threads and signal handlers may call
 
@@ -95,7 +95,7 @@ class Loop:
 
     def retire(self) -> None:
         """Claim no more, and end once what runs has been settled, however long that takes."""
-        self._options = replace(self._options, max_jobs=0)
+        self._is_retiring = True
         self._inbox.put(None)
 
     def lose_lease(self) -> None:
@@ -106,7 +106,7 @@ class Loop:
 
     def wake(self) -> None:
         """Look for work now, and once more when words that weren't sent may have gathered."""
-        self._look_again_at = time.monotonic() + LOOK_AGAIN
+        self._second_look_at = time.monotonic() + LOOK_AGAIN * (1 + random.random())
         self._inbox.put(None)
 
     # -- The loop
@@ -186,10 +186,7 @@ class Loop:
     def _look_ahead(self) -> None:
         """Learn when the next scheduled job is due, to be there."""
         due_in = self._attempt("look ahead", lambda: self.broker.next_due(self.worker_id))
-        if due_in is not None:
-            now = time.monotonic()
-            planned = self._look_again_at if self._look_again_at > now else math.inf
-            self._look_again_at = min(planned, now + due_in)
+        self._due_at = time.monotonic() + due_in if due_in is not None else 0.0
 
     def _unblock(self) -> None:
         """Hand back what was claimed ahead, if it has been waiting for a thread for too long."""
@@ -219,12 +216,13 @@ class Loop:
         return self._end_by < math.inf
 
     def _is_spent(self) -> bool:
-        return self._options.max_jobs is not None and self.claimed >= self._options.max_jobs
+        limit = self._options.max_jobs
+        return self._is_retiring or (limit is not None and self.claimed >= limit)
 
     def _room(self) -> int:
         """How many jobs may be claimed now."""
         now = time.monotonic()
-        if now < self._retry_at or now >= self.lease_until:
+        if now < self._retry_at or now >= self.lease_until or self._is_spent():
             return 0
         room = self.runners.room(list(self.hand))
         if self._options.max_jobs is not None:
@@ -237,8 +235,9 @@ class Loop:
         if self.hand:
             pause = min(pause, REPORT_EVERY)
         now = time.monotonic()
-        if now < self._look_again_at:
-            pause = min(pause, self._look_again_at - now)
+        for moment in (self._second_look_at, self._due_at):
+            if now < moment:
+                pause = min(pause, moment - now)
         until_retry = self._retry_at - now
         return min(pause, until_retry) if until_retry > 0 else pause
 

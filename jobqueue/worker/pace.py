@@ -15,21 +15,21 @@ class Pace:
     """Grows while jobs prove to be quick, and is back at once where they don't.
 
     Args:
-        slots: jobs that run at once; may be changed.
+        slots: jobs that run at once.
         most: never more than this many in hand, or ``slots``.
     """
 
     def __init__(self, slots: int, most: int) -> None:
-        self.slots = slots
+        self._slots = slots
         self._most = most
         self._took = math.inf
         self._last = slots
 
     def limit(self, stuck: int) -> int:
         """Return how many jobs to have in hand while ``stuck`` of them are slow."""
-        ahead = HORIZON * max(self.slots - stuck, 0) / self._took
-        most = max(self._most, self.slots)
-        self._last = int(min(self.slots + ahead, max(self._last, self.slots) * GROWTH, most))
+        ahead = HORIZON * max(self._slots - stuck, 0) / self._took
+        most = max(self._most, self._slots)
+        self._last = int(min(self._slots + ahead, max(self._last, self._slots) * GROWTH, most))
         return self._last
 
     def note(self, jobs: int, seconds: float) -> None:

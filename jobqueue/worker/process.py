@@ -33,6 +33,8 @@ SWEEP_JITTER = 0.1
 OLD_SNAPSHOT = 300.0
 # How long the interpreter may wait for hung handlers' threads once all else is done.
 EXIT_PATIENCE = 3.0
+# Before threads or an executor that nothing came of are replaced: the next may do no better.
+HUNG_WAIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,9 @@ class WorkerProcess:
             on_start(worker_id)
             ended = self._work(worker_id, began, options, using)
             if ended is Ended.HUNG:
-                self.is_retiring = self.is_replaceable
+                self.is_retiring = self.is_retiring or self.is_replaceable
+                if not self._loop or not self._loop.settled.total():
+                    time.sleep(HUNG_WAIT)
             elif ended is Ended.LEASE_LOST:
                 on_lost(worker_id)
             else:
@@ -201,7 +205,7 @@ class WorkerProcess:
         def hear(word: str) -> None:
             if word in work:
                 loop.wake()
-            elif any(word == stop_asked(execution.job.pk) for execution in loop.hand):
+            elif word in {stop_asked(execution.job.pk) for execution in loop.hand}:
                 beats.poke()
 
         with db.Listener(using, hear, partial(self._tell, "listen", worker_id)):

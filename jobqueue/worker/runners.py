@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from jobqueue.lifecycle import Outcome
+from jobqueue.lifecycle import Error, Outcome, Retry
 from jobqueue.worker.contract import LoopOptions
 from jobqueue.worker.coroutines import Coroutines
 from jobqueue.worker.execute import execute, is_async
@@ -34,27 +34,38 @@ class Runners:
         self._coroutines = Coroutines(done) if options.coroutines else None
         # How quick jobs are elsewhere says nothing of how many an executor takes at once.
         self._pace = Pace(options.slots, 1 if options.executor else options.batch)
+        self._share = 0.0
 
     def give(self, executions: Sequence[Execution]) -> None:
         """Have these run: async handlers on the event loop, if there is one, others in threads."""
-        if self._coroutines is None or not executions:
-            self._crew.give(executions)
-            return
-        for_loop = [execution for execution in executions if is_async(execution.job.task)]
-        self._coroutines.give(for_loop)
-        self._crew.give([execution for execution in executions if execution not in for_loop])
-        # Nobody knows of a claim beforehand how many are async: expect the share of the last one.
-        share = len(for_loop) / len(executions)
-        self._pace.slots = self._options.slots + int(self._options.coroutines * share)
+        if self._coroutines:
+            for execution in executions:
+                execution.is_coroutine = is_async(execution.job.task)
+            self._coroutines.give([each for each in executions if each.is_coroutine])
+        self._crew.give([each for each in executions if not each.is_coroutine])
 
     def room(self, in_hand: Sequence[Execution]) -> int:
         """Return for how many more there is something to gain from claiming them now."""
         since = time.monotonic() - HORIZON
-        stuck = sum(0 < each.began_at < since and each.outcome is None for each in in_hand)
+        in_threads = [each for each in in_hand if not each.is_coroutine]
+        stuck = sum(0 < each.began_at < since and each.outcome is None for each in in_threads)
         limit = self._pace.limit(stuck)
-        room = limit - len(in_hand)
+        room = limit - len(in_threads)
+        if self._coroutines:
+            return self._room_for_both(room, len(in_hand) - len(in_threads), len(in_hand))
         # A statement for a few more doesn't pay while there is enough to do.
         return 0 if room < limit // 2 and self.backlog() else max(room, 0)
+
+    def _room_for_both(self, room: int, coroutines: int, in_hand: int) -> int:
+        """Return for how many more there is room, of whom nobody knows yet where they will run.
+
+        Among them is expected the share of coroutines that there is among those in hand.
+        """
+        if in_hand:
+            self._share = coroutines / in_hand
+        rooms = {1 - self._share: room, self._share: self._options.coroutines - coroutines}
+        fitting = min(left / share for share, left in rooms.items() if share)
+        return max(0, min(int(fitting), self._options.batch))
 
     @property
     def is_broken(self) -> bool:
@@ -63,7 +74,7 @@ class Runners:
 
     def note(self, ended: Sequence[Execution]) -> None:
         """Learn from how long these took."""
-        times = [execution.took for execution in ended if execution.began_at]
+        times = [each.took for each in ended if each.began_at and not each.is_coroutine]
         self._pace.note(len(times), sum(times))
 
     def backlog(self) -> int:
@@ -88,6 +99,9 @@ class Runners:
 
     def _perform(self, execution: Execution) -> None:
         began = execution.begin()
-        outcome = execute(execution.job, execution.context)
+        try:
+            outcome = execute(execution.job, execution.context)
+        except BaseException as error:  # which it should not raise; the thread must go on
+            outcome = Retry(Error(type(error).__name__))
         execution.took = time.monotonic() - began
         self._done(execution, outcome)

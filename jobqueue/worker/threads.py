@@ -46,7 +46,7 @@ class Crew(Generic[Work]):
     def give(self, things: Sequence[Work]) -> None:
         """Have these done, after what was given before."""
         self._backlog.extend(things)
-        for _ in range(min(len(things), self.size)):
+        for _ in range(min(len(things), self.size - self._calls.qsize())):
             self._calls.put(True)
 
     def backlog(self) -> int:

@@ -167,7 +167,15 @@ class Unprintable(Exception):
         raise Unprintable
 
 
+class UnprintableCancel(Cancel):
+    """Asks for a cancellation that can't say why."""
+
+    def __str__(self) -> str:
+        raise Unprintable
+
+
 _ERRORS: dict[str, Any] = {
+    "unprintable cancel": lambda: UnprintableCancel("no"),
     "ValueError": lambda: ValueError("no"),
     "silent": lambda: ValueError(),
     "chain": lambda: ValueError("outer"),

@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from django.db import connections
 
 from jobqueue.lifecycle import State
 from jobqueue.models import Job
@@ -163,3 +164,44 @@ def test_a_timeout_does_not_undo_what_was_done(alias, ended):
 
     _, job = play(alias, work, timeout=timedelta(seconds=0.05 if ended == "late" else 60))
     assert (job.state, job.result) == (State.COMPLETED, ended)
+
+
+def test_a_handler_that_hangs_where_it_completes_is_given_up_as_well(alias):
+    """With something said that nobody else may write meanwhile."""
+    gate = threading.Event()
+
+    def hang(context):
+        with context.atomic():
+            context.progress(90)
+            gate.wait(TIMEOUT)
+
+    job = scripted_job(hang, timeout=timedelta(seconds=0.05), max_attempts=1)
+    try:
+        with running_loop(SpeakingBroker(alias), patience=0.05) as rig:
+            if connections[alias].features.has_select_for_update:
+                assert rig.running.result() is Ended.HUNG
+                job.refresh_from_db()
+                assert job.state == State.FAILED
+            else:  # its transaction keeps everybody else from writing
+                wait_until(lambda: rig.loop.hung, "nobody notices that it hangs")
+            gate.set()
+    finally:
+        gate.set()
+
+
+# -- Retirement
+
+
+def test_a_worker_that_retires_claims_no_more_and_is_in_no_trouble(alias):
+    for number in range(3):
+        make_job(handlers.note, number)
+    make_job(handlers.hold)
+    with troubles() as heard, running_loop(RecordingBroker(alias)) as rig:
+        handlers.gate().wait_until_entered()
+        rig.loop.retire()
+        make_job(handlers.note, "never")
+        rig.let_tick()
+        handlers.gate().open()
+        assert rig.running.result() is Ended.STOPPED
+    assert heard == []
+    assert handlers.seen == [0, 1, 2]

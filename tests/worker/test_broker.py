@@ -231,6 +231,26 @@ def test_a_late_outcome_is_refused_and_named(alias, worker):
     assert conflicts() == 1
 
 
+# -- Looking ahead
+
+
+def test_the_next_scheduled_job_of_ones_own_queues(alias, worker):
+    """Those of others that come before it are passed over."""
+    assert broker.next_due(worker.pk, using=alias) is None
+    now = db.now(alias)
+    for minutes, queue in ((1, "other"), (2, "default"), (3, "default")):
+        JobFactory(scheduled=True, queue=queue, run_after=now + timedelta(minutes=minutes))
+    assert 110 < broker.next_due(worker.pk, using=alias) <= 120
+
+
+def test_behind_many_of_others_one_looks_again_when_they_are_due(alias, worker, monkeypatch):
+    monkeypatch.setattr(broker, "LOOK_AHEAD", 3)
+    now = db.now(alias)
+    for minutes in range(1, 5):
+        JobFactory(scheduled=True, queue="other", run_after=now + timedelta(minutes=minutes))
+    assert 170 < broker.next_due(worker.pk, using=alias) <= 180
+
+
 # -- Leaving
 
 

@@ -7,13 +7,15 @@ import threading
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import Group
+from django.db import connections
 
 from jobqueue import coordinator, transitions
 from jobqueue.exceptions import Snooze
 from jobqueue.lifecycle import State
 from jobqueue.models import Job
 from jobqueue.worker.context import current_context
-from tests.helpers import wait_until
+from tests.helpers import engine, wait_until
 from tests.worker import handlers
 from tests.worker.tools import RecordingBroker, kinds, make_job, running_loop, work_off
 
@@ -170,3 +172,46 @@ def test_a_coroutine_that_does_not_end_in_the_grace_is_handed_back(alias):
         rig.stop()
         assert Job.objects.get(pk=job.pk).state == State.WAITING
         assert rig.loop.abandoned == 1
+
+
+async def count_users() -> int:
+    return await Group.objects.acount()
+
+
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_a_connection_that_broke_costs_one_attempt_and_not_all(alias):
+    """As a restarted server breaks it; the thread of the ORM's async calls opens another."""
+    make_job(count_users)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        wait_until(lambda: rig.loop.settled["completed"] == 1, "it is not completed")
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        for _ in range(5):
+            make_job(count_users, max_attempts=2)
+        wait_until(lambda: rig.loop.settled["completed"] == 6, "they are not completed")
+    assert rig.loop.settled["failed"] == 0
+
+
+def test_jobs_for_threads_and_for_the_loop_do_not_keep_each_other_out(alias):
+    """One that runs in a thread, among many that don't."""
+    with running_loop(RecordingBroker(alias), slots=2, coroutines=20) as rig:
+        for _ in range(6):
+            make_job(meet, 12)
+        wait_until(lambda: met.get("running") == 6, "not all have begun")
+        make_job(handlers.note, "sync")
+        wait_until(lambda: handlers.seen == ["sync"], "the thread idles")
+        for _ in range(6):
+            make_job(meet, 12)
+        wait_until(lambda: rig.loop.settled["completed"] == 13, "the others are kept out")
+
+
+def test_a_crowd_of_coroutines_never_asks_for_more_than_can_be_claimed(alias):
+    local = RecordingBroker(alias)
+    make_job(tell_thread)
+    with running_loop(local, coroutines=10_000, batch=500) as rig:
+        wait_until(lambda: rig.loop.settled["completed"] == 1, "it is not completed")
+        rig.let_tick()
+    assert max(call[1] for call in local.calls if call[0] == "claim") <= 500

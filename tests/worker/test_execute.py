@@ -82,6 +82,7 @@ def test_an_exception_is_a_failed_attempt_with_its_traceback():
         ("generator", "GeneratorExit"),
         ("async cancel", "CancelledError"),
         ("unprintable", "Unprintable: (its message can't be shown)"),
+        ("unprintable cancel", "Unprintable: (its message can't be shown)"),
     ],
 )
 def test_whatever_is_raised_fails_the_attempt_and_not_the_thread(name, message):

@@ -12,6 +12,7 @@ from jobqueue import coordinator, transitions
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory
+from jobqueue.worker import runners
 from jobqueue.worker.contract import Ended
 from tests.helpers import wait_until
 from tests.worker import handlers
@@ -359,3 +360,16 @@ def test_dead_claims_of_an_earlier_process_take_no_slots(alias):
     job = make_job(handlers.give)
     work_off(alias, threads=2, max_jobs=1)
     assert state_of(job) == State.COMPLETED
+
+
+def test_no_error_of_ours_ends_a_thread_or_keeps_a_job(alias, monkeypatch):
+    """What should never be raised is a failed attempt too."""
+
+    def out_of_memory(*args: Any) -> Any:
+        raise MemoryError
+
+    job, after = make_job(handlers.give, max_attempts=1), make_job(handlers.give, max_attempts=1)
+    monkeypatch.setattr(runners, "execute", out_of_memory)
+    run_burst(LocalBroker(alias))
+    assert {state_of(job), state_of(after)} == {State.FAILED}
+    assert job.events.get().message == "MemoryError"
