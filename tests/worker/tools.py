@@ -175,6 +175,10 @@ def running_loop(
         loop.stop()
         rig.running.thread.join(TIMEOUT)
         loop.shutdown()
+        # Also those that were given up: what they still do must not meet the next test's tables.
+        for thread in getattr(loop.runners._crew, "_threads", ()):
+            thread.join(TIMEOUT)
+            assert not thread.is_alive(), "a handler has outlived its test"
 
 
 @contextmanager
