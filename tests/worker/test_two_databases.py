@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -195,7 +194,7 @@ def test_a_wake_up_reaches_the_worker_of_that_database(pair: Pair, settings: Any
 
 def is_idle(process: WorkerProcess) -> bool:
     """Whether it has found nothing to do, and knows when that changes."""
-    return process._loop is not None and process._loop._look_again_at < math.inf
+    return process._loop is not None and process._loop._due_at > 0
 
 
 def test_a_coordinator_names_the_database(pair: Pair) -> None:
