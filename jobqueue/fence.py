@@ -7,7 +7,7 @@ none, is decided here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -176,7 +176,7 @@ def _write_each(
 ) -> dict[int, Write]:
     """Return, by its place, the write of each plan that matched, if one did."""
     done = {}
-    for index in _in_order_of_ids(plans, range(len(plans))):
+    for index in _in_order_of_ids(plans):
         job, writes = plans[index]
         for write in writes:
             if update(job, {**write.changes, **mark_of(job, actor)}, write.where, using):
@@ -192,7 +192,7 @@ def _write_in_batches(
     done: dict[int, Write] = {}
     for place in range(max(len(writes) for _, writes in plans)):
         groups: dict[Any, list[int]] = {}
-        for index in _in_order_of_ids(plans, range(len(plans))):
+        for index in _in_order_of_ids(plans):
             job, writes = plans[index]
             if index not in done and place < len(writes):
                 groups.setdefault(_kind(job, writes[place]), []).append(index)
@@ -205,9 +205,9 @@ def _write_in_batches(
     return done
 
 
-def _in_order_of_ids(plans: Sequence[tuple[Job, Any]], indexes: Iterable[int]) -> list[int]:
+def _in_order_of_ids(plans: Sequence[tuple[Job, Any]]) -> list[int]:
     """So that two batches never wait for each other crosswise."""
-    return sorted(indexes, key=lambda index: plans[index][0].pk)
+    return sorted(range(len(plans)), key=lambda index: plans[index][0].pk)
 
 
 def _kind(job: Job, write: Write) -> tuple[Any, ...]:

@@ -52,6 +52,8 @@ class Remote:
     """
 
     def __init__(self, executor: Executor, done: Callable[[Execution, Outcome], None]) -> None:
+        if not callable(getattr(executor, "submit", None)):
+            raise TypeError(f"an executor must have submit(), not be {executor!r:.80}")
         self._executor = executor
         self._done = done
         self._futures: dict[Future[Answer], Execution] = {}

@@ -210,6 +210,14 @@ def test_an_executor_that_cannot_be_made_leaves_no_lease_behind(alias):
     assert Worker.objects.get().state == Worker.State.STOPPED
 
 
+def test_what_is_no_executor_is_told_before_any_job_is_touched(alias):
+    job = make_job(handlers.give, max_attempts=1)
+    with pytest.raises(TypeError, match=r"^an executor must have submit\(\), not be 7$"):
+        work_off(alias, executor=lambda: 7)
+    job.refresh_from_db()
+    assert (job.state, job.attempt) == (State.WAITING, 0)
+
+
 def test_the_fence_holds_across_it(alias):
     """The job is given away while somebody far away works at it: the late result is refused."""
     held = Held()
