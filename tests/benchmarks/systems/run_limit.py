@@ -148,14 +148,14 @@ def worker(place, processes, threads, settings, handler):
 
 
 def listen(connection, handle):
-    """Wait to be told, claim, run, complete."""
+    """Claim, run, complete, wait to be told; in this order, for what came before it listened."""
     connection.execute("LISTEN bench")
     while True:
-        for _ in connection.notifies(stop_after=1):
-            pass
         for job in connection.execute(CLAIM, [1]).fetchall():
             handle(*job[-2], **job[-1])
             connection.execute(COMPLETE, {"ids": [job[0]]})
+        for _ in connection.notifies(stop_after=1):
+            pass
 
 
 def latency(place, jobs, stamps):
