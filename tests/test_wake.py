@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 
-from jobqueue import coordinator, db, transitions
+from jobqueue import broker, coordinator, db, transitions
 from jobqueue.db import wake
 from jobqueue.enqueue import enqueue, enqueue_many
 from jobqueue.models import Worker
 from jobqueue.testing.factories import JobFactory
+from jobqueue.worker import loop
+from tests.chaos.proxy import Proxy
 from tests.helpers import TIMEOUT, engine, run_in_thread, wait_until
 from tests.races.scenes import noticing_errors
 from tests.worker import handlers
@@ -36,9 +39,15 @@ class Ears:
     """A listener that keeps what it hears."""
 
     def __init__(self, alias: str) -> None:
+        self.beginnings = 0
         self.words: list[str] = []
         self.troubles: list[Exception] = []
-        self.listener = db.Listener(alias, self.words.append, self.troubles.append)
+        self.listener = db.Listener(
+            alias, ready=self._begin, hear=self.words.append, trouble=self.troubles.append
+        )
+
+    def _begin(self) -> None:
+        self.beginnings += 1
 
     def expect(self, *words: str) -> None:
         wait_until(lambda: len(self.words) >= len(words), f"heard only {self.words}")
@@ -201,13 +210,84 @@ def listening(alias: str) -> list[int]:
         return [pid for (pid,) in cursor.fetchall()]
 
 
-def test_a_broken_connection_is_opened_anew(alias, ears, monkeypatch):
-    monkeypatch.setattr(wake, "FIRST_WAIT", 0.01)
+def break_connection(alias: str) -> None:
     (pid,) = listening(alias)
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+def test_a_broken_connection_is_opened_anew(alias, ears, monkeypatch):
+    """taskforcesh/bullmq#4729."""
+    monkeypatch.setattr(wake, "FIRST_WAIT", 0.01)
+    break_connection(alias)
     wait_until(lambda: ears.troubles, "nobody notices")
     wait_until(lambda: ears.is_listening(alias), "it hears nothing any more")
+    assert ears.beginnings == 2
+
+
+def test_what_was_said_while_nobody_listened_is_found_without_a_poll(alias, settings, monkeypatch):
+    """taskforcesh/bullmq#4729: the worker looks for itself as soon as it listens again."""
+    monkeypatch.setattr(wake, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(loop, "LOOK_AGAIN", 3600.0)
+    found = spy_on_claims(monkeypatch)
+    with running_worker(alias, poll=3600, lease=7200):
+        wait_until(lambda: listening(alias), "nobody listens")
+        enqueue(TASK, ["heard"])
+        wait_until(lambda: sum(found) and not found[-1], "the worker sleeps on")
+        settings.JOBQUEUE = {**settings.JOBQUEUE, "NOTIFY": False}  # as if nobody had heard it
+        enqueue(TASK, ["unheard"])
+        break_connection(alias)
+        wait_until(lambda: sum(found) == 2, "the worker sleeps on")
+
+
+def test_a_cancel_request_that_went_unheard_reaches_the_handler(alias, settings, monkeypatch):
+    monkeypatch.setattr(wake, "FIRST_WAIT", 0.01)
+    job = enqueue(handlers.path(handlers.hold))
+    with running_worker(alias, poll=3600, lease=7200):
+        context = handlers.gate().wait_until_entered()
+        wait_until(lambda: listening(alias), "nobody listens")
+        settings.JOBQUEUE = {**settings.JOBQUEUE, "NOTIFY": False}
+        coordinator.cancel(job.pk, actor="operator")
+        break_connection(alias)
+        wait_until(lambda: context.cancelled, "the handler is not told")
+
+
+def spy_on_claims(monkeypatch) -> list[int]:
+    """Return the numbers of jobs found by claims, which grows with each."""
+    found: list[int] = []
+    claim = broker.claim
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        jobs = claim(*args, **kwargs)
+        found.append(len(jobs))
+        return jobs
+
+    monkeypatch.setattr(broker, "claim", noting)
+    return found
+
+
+def test_a_connection_that_is_open_at_this_end_alone_is_given_up(alias, monkeypatch):
+    """timgit/pg-boss#850: nothing fails, and nothing comes either."""
+    monkeypatch.setattr(wake, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(wake, "ANSWER_PATIENCE", 0.2)
+    monkeypatch.setattr(wake, "FIRST_WAIT", 0.01)
+    connections[alias].ensure_connection()  # the test's own goes past the proxy
+    ours = connections[alias].settings_dict
+    with Proxy(socket_of(ours)) as proxy:
+        monkeypatch.setitem(ours, "HOST", "127.0.0.1")
+        monkeypatch.setitem(ours, "PORT", str(proxy.port))
+        ears = Ears(alias)
+        with ears.listener:
+            wait_until(lambda: ears.is_listening(alias), "it hears nothing")
+            proxy.stall()
+            wait_until(lambda: ears.troubles, "nobody notices")
+            assert str(ears.troubles[0]) == "no answer within 0.2 s"
+            proxy.flow()
+            wait_until(lambda: ears.beginnings == 2, "it does not begin anew")
+
+
+def socket_of(settings: Mapping[str, Any]) -> Path:
+    return Path(settings["HOST"]) / f".s.PGSQL.{settings['PORT'] or 5432}"
 
 
 def test_a_silent_connection_is_asked_whether_it_lives(alias, monkeypatch):

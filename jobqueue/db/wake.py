@@ -26,6 +26,8 @@ REMEMBERED: Final = 1000
 # How often to ask whether a silent connection still lives, and the limits of the kernel's patience
 # with one of whose other end nothing is heard: libpq's options, in (milli)seconds.
 CHECK_EVERY: Final = 15.0
+# And for how long to wait for the answer: something between may be there and pass nothing on.
+ANSWER_PATIENCE: Final = 5.0
 PATIENCE: Final = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -82,14 +84,22 @@ class Listener:
 
     Args:
         using: database alias.
-        hear: called with each word, in the listener's thread; it must not raise.
+        ready: called when it begins to listen, the first time and after each break: what was said
+            before went unheard. In the listener's thread, as the others; none may raise.
+        hear: called with each word.
         trouble: called with the error when the connection broke or can't be opened.
     """
 
     def __init__(
-        self, using: str, hear: Callable[[str], None], trouble: Callable[[Exception], None]
+        self,
+        using: str,
+        *,
+        ready: Callable[[], None],
+        hear: Callable[[str], None],
+        trouble: Callable[[Exception], None],
     ) -> None:
         self._using = using
+        self._ready = ready
         self._hear = hear
         self._trouble = trouble
         self._ours, self._theirs = socket.socketpair()
@@ -113,6 +123,7 @@ class Listener:
                 try:
                     with closing(self._connect()) as connection:
                         wait = FIRST_WAIT
+                        self._ready()
                         self._listen(connection)
                 except Exception as error:
                     self._trouble(error)
@@ -140,9 +151,20 @@ class Listener:
             selector.register(self._theirs, selectors.EVENT_READ)
             while not self._ended:
                 if not selector.select(CHECK_EVERY):
-                    connection.execute("SELECT 1")
+                    self._ask(connection.pgconn, selector)
                 for notice in connection.notifies(timeout=0):
                     self._hear(notice.payload)
+
+    def _ask(self, connection: Any, selector: selectors.BaseSelector) -> None:
+        """Make sure that the server still answers; ``connection`` is libpq's, which can wait."""
+        answer_by = time.monotonic() + ANSWER_PATIENCE
+        connection.send_query(b"SELECT 1")
+        while connection.is_busy() and not self._ended:
+            if not selector.select(max(answer_by - time.monotonic(), 0)):
+                raise TimeoutError(f"no answer within {ANSWER_PATIENCE:g} s")
+            connection.consume_input()
+        while not self._ended and connection.get_result():
+            pass
 
     def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -202,13 +202,18 @@ class WorkerProcess:
             return
         work = {work_in(queue) for queue in self.options.queues or conf.get().worker_queues}
 
+        def ready() -> None:
+            loop.wake()
+            beats.poke()
+
         def hear(word: str) -> None:
             if word in work:
                 loop.wake()
             elif word in {stop_asked(execution.job.pk) for execution in loop.hand}:
                 beats.poke()
 
-        with db.Listener(using, hear, partial(self._tell, "listen", worker_id)):
+        trouble = partial(self._tell, "listen", worker_id)
+        with db.Listener(using, ready=ready, hear=hear, trouble=trouble):
             yield
 
     def _sweep(self, worker_id: str, using: str) -> None:
