@@ -24,7 +24,9 @@ def schema(alias: str) -> dict[str, Any]:
             if table.startswith("jobqueue_"):
                 described = connection.introspection.get_table_description(cursor, table)
                 constraints = connection.introspection.get_constraints(cursor, table)
-                found[table] = ([column[:8] for column in described], constraints)
+                # All but the third, its width in print: with mysqlclient that depends on the rows.
+                columns = [(*column[:2], *column[3:8]) for column in described]
+                found[table] = (columns, constraints)
     return found
 
 
