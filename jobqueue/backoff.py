@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 MAX_SECONDS = 365 * 24 * 3600.0
@@ -77,3 +77,23 @@ class Backoff:
         except OverflowError:  # the power's, at high counts
             wait = self.cap if self.base else 0.0
         return timedelta(seconds=wait * (1 - self.jitter * draw()))
+
+    def due(self, failures: int, now: datetime) -> datetime | Drawn:
+        """Return when a job that has failed so often comes again, or between which times."""
+        earliest, latest = (
+            now + self.delay(failures, lambda: 1),
+            now + self.delay(failures, lambda: 0),
+        )
+        return latest if earliest == latest else Drawn(earliest, latest)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A time that each of many jobs draws for itself."""
+
+    earliest: datetime
+    latest: datetime
+
+    def draw(self) -> datetime:
+        """Return one of them."""
+        return self.latest - random.random() * (self.latest - self.earliest)

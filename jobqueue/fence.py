@@ -6,20 +6,24 @@ none, is decided here.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import router
 from django.db.models import F, Q
 
 from jobqueue import db, guards, ledger, signals
+from jobqueue.backoff import Drawn
 from jobqueue.exceptions import TransitionConflict
-from jobqueue.lifecycle import Settled, State, work_in
+from jobqueue.lifecycle import Outcome, Settled, State, work_in
 from jobqueue.models import Job, JobEvent
-from jobqueue.settlement import Write
+from jobqueue.settlement import Plan, Write, copied, drawn, plan
+
+# Which write was met by which ids.
+Written = list[tuple[Write, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,7 @@ def update(job: Job, changes: dict[str, Any], where: Q, using: str) -> bool:
 
 
 def apply(
-    plans: Sequence[tuple[Job, Sequence[Write]]],
-    actor: str | None,
-    using: str,
-    *,
-    quiet: bool = False,
+    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
 ) -> list[SettleResult]:
     """Write many plans in one transaction; of each, the first of its writes that matches.
 
@@ -96,39 +96,69 @@ def apply(
         plans: jobs as they were decided on, and the ways to write what was decided.
         actor: who writes; ``None`` for the executions' own worker.
         using: database alias.
-        quiet: leave no event of a refused write; somebody else counts it.
+    """
+    done = write([Plan(job, (job.pk,), writes) for job, writes in plans], actor, using)
+    results = []
+    for (job, writes), written in zip(plans, done, strict=True):
+        if written:
+            ((way, _),) = written
+            changes = {**way.changes, **mark_of(job, actor)}
+            results.append(applied(job, way.verb, changes, actor, using))
+        else:
+            results.append(_unwritten(job, writes, actor, using))
+    return results
+
+
+def write(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
+    """Do that with plans for jobs alike as well; return of each which write was met by which ids.
+
+    What is missing moved on; nothing is said of it.
     """
     # A job that is there twice is written once, and the other of the two is in conflict with it.
-    are_apart = len({job.pk for job, _ in plans}) == len(plans)
-    is_batch = len(plans) > 1 and are_apart and db.has_batches(using)
+    ids = [job_id for each in plans for job_id in each.ids]
+    is_batch = len(ids) > 1 and len(set(ids)) == len(ids) and db.has_batches(using)
     write_all = _write_in_batches if is_batch else _write_each
-
-    def work() -> dict[int, Write]:
-        done = write_all(plans, actor, using)
-        events = [
-            ledger.event(plans[index][0], done[index], actor)
-            for index in sorted(done)
-            if done[index].kind
-        ]
-        if events:
-            db.insert_rows(events, using)
-        return done
-
-    done = db.in_transaction(using, work)
-    results = []
-    for index, (job, writes) in enumerate(plans):
-        if write := done.get(index):
-            changes = {**write.changes, **mark_of(job, actor)}
-            results.append(applied(job, write.verb, changes, actor, using))
-        else:
-            results.append(_unwritten(job, writes, actor, using, quiet))
-    waiting = (
-        plans[index][0].queue
-        for index, write in done.items()
-        if write.changes.get("state") == State.WAITING
-    )
+    done = db.in_transaction(using, lambda: write_all(plans, actor, using))
+    waiting = {
+        each.job.queue
+        for each, written in zip(plans, done, strict=True)
+        for way, _ in written
+        if way.changes.get("state") == State.WAITING
+    }
     db.wake_after_commit(using, map(work_in, waiting))
-    return results
+    return done
+
+
+def rescue(
+    items: Sequence[tuple[db.Alike[Job], Outcome]], actor: str, using: str
+) -> list[Counter[str]]:
+    """Write what a sweep decided on jobs alike whose executors are gone, in one transaction.
+
+    Returns:
+        Of each item, how many jobs are in which state by this. The others moved on: no event is
+        left of that, since the sweep counts them.
+    """
+    now = db.now(using)
+    plans = [
+        Plan(job, ids, plan(job, outcome, now, by_owner=False, rescue=True, draws=False))
+        for (job, ids), outcome in items
+    ]
+    taken = []
+    for each, written in zip(plans, write(plans, actor, using), strict=True):
+        tell(each, written, actor, using)
+        states: Counter[str] = Counter()
+        for way, ids in written:
+            states[way.changes["state"]] += len(ids)
+        taken.append(states)
+    return taken
+
+
+def tell(jobs: Plan, written: Written, actor: str, using: str) -> None:
+    """Tell whoever listens of each of the jobs alike that was written."""
+    if signals.job_transitioned.has_listeners(Job):
+        for way, ids in written:
+            for job_id in ids:
+                applied(jobs.about(job_id), way.verb, way.changes, actor, using)
 
 
 def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConflict:
@@ -159,9 +189,11 @@ def applied(
 
 
 def _after(job: Job, changes: dict[str, Any]) -> Job:
-    after = copy.copy(job)
-    for name, value in changes.items():
-        setattr(after, name, value)
+    known = {name: value for name, value in changes.items() if type(value) is not Drawn}
+    after = copied(job, **known)
+    if len(known) < len(changes):
+        # The database has drawn it: it is read there when it is asked for.
+        del after.__dict__["run_after"]
     return after
 
 
@@ -171,95 +203,132 @@ def mark_of(job: Job, actor: str | None) -> dict[str, int]:
     return {"settled_version": job.version} if actor is None else {}
 
 
-def _write_each(
-    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
-) -> dict[int, Write]:
-    """Return, by its place, the write of each plan that matched, if one did."""
-    done = {}
-    for index in _in_order_of_ids(plans):
-        job, writes = plans[index]
-        for write in writes:
-            if update(job, {**write.changes, **mark_of(job, actor)}, write.where, using):
-                done[index] = write
+def _write_each(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
+    """Write job by job: of each the first of its writes that matches, and its event."""
+    done: list[Written] = [[] for _ in plans]
+    events = []
+    for job_id, index in _in_order_of_ids(enumerate(each.ids for each in plans)):
+        job = plans[index].about(job_id)
+        for way in map(drawn, plans[index].writes):
+            if update(job, {**way.changes, **mark_of(job, actor)}, way.where, using):
+                done[index].append((way, [job_id]))
+                if way.kind:
+                    events.append(ledger.event(job, way, actor))
                 break
+    if events:
+        db.insert_rows(events, using)
     return done
 
 
-def _write_in_batches(
-    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
-) -> dict[int, Write]:
+def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
     """Do the same in a statement for each group of like writes: the first of each, then others."""
-    done: dict[int, Write] = {}
-    for place in range(max(len(writes) for _, writes in plans)):
+    done: list[Written] = [[] for _ in plans]
+    left: dict[int, Sequence[int]] = {index: each.ids for index, each in enumerate(plans)}
+    for place in range(max(len(each.writes) for each in plans)):
         groups: dict[Any, list[int]] = {}
-        for index in _in_order_of_ids(plans):
-            job, writes = plans[index]
-            if index not in done and place < len(writes):
+        for index in left:
+            job, _, writes = plans[index]
+            if place < len(writes):
                 groups.setdefault(_kind(job, writes[place]), []).append(index)
         if len(groups) > 1:
-            jobs = Job.objects.using(using).filter(pk__in=[job.pk for job, _ in plans])
+            all_ids = [job_id for ids in left.values() for job_id in ids]
+            jobs = Job.objects.using(using).filter(pk__in=all_ids)
             list(db.lock_rows(jobs.order_by("pk")).values_list("pk"))
         for group in groups.values():
-            met = _update_group([(plans[i][0], plans[i][1][place]) for i in group], actor, using)
-            done |= {i: plans[i][1][place] for i in group if plans[i][0].pk in met}
+            parts = [_Part(plans[i].job, left[i], plans[i].writes[place]) for i in group]
+            met = _update_group(parts, actor, using)
+            for index, (_, ids, way) in zip(group, parts, strict=True):
+                if written := [job_id for job_id in ids if job_id in met]:
+                    done[index].append((way, written))
+                    left[index] = [job_id for job_id in ids if job_id not in met]
+        left = {index: ids for index, ids in left.items() if ids}
     return done
 
 
-def _in_order_of_ids(plans: Sequence[tuple[Job, Any]]) -> list[int]:
-    """So that two batches never wait for each other crosswise."""
-    return sorted(range(len(plans)), key=lambda index: plans[index][0].pk)
+class _Part(NamedTuple):
+    """What one statement writes to jobs alike, beside others."""
+
+    job: Job
+    ids: Sequence[int]
+    write: Write
+
+
+def _in_order_of_ids(groups: Iterable[tuple[int, Sequence[int]]]) -> list[tuple[int, int]]:
+    """Return each id, with its group's place, so that batches never wait crosswise."""
+    return sorted((job_id, place) for place, ids in groups for job_id in ids)
 
 
 def _kind(job: Job, write: Write) -> tuple[Any, ...]:
     """Return what the writes of one statement have in common."""
     nulls = (job.claimed_by is None, job.claimed_at is None, job.attempted_at is None)
-    return (*nulls, write.verb, *write.changes, str(write.where) if write.where else "")
+    where = str(write.where) if write.where else ""
+    return (*nulls, write.verb, write.kind is None, *write.changes, where)
 
 
-def _update_group(group: Sequence[tuple[Job, Write]], actor: str | None, using: str) -> set[int]:
-    """Write a group; what all of it has in common goes as a scalar.
+def _update_group(parts: Sequence[_Part], actor: str | None, using: str) -> set[int]:
+    """Write a group, and its events; what all of it has in common goes as a scalar.
 
     To compare scalars costs nearly nothing; as arrays it would cost a quarter (DESIGN.md, 8).
     """
-    (first, write), *_ = group
-    changes = [{**write.changes, **mark_of(job, actor)} for job, write in group]
-    common: dict[str, Any] = {"version": F("version") + 1}
-    each: dict[str, list[Any]] = {}
-    for name, value in changes[0].items():
-        values = [change[name] for change in changes]
-        if _is_one_value(values):
-            common[name] = value
-        else:
-            each[name] = values
-    where = guards.unchanged(first.fingerprint)
-    match: dict[str, list[Any]] = {"id": [job.pk for job, _ in group]}
-    for name in [name for name in where if name in guards.FINGERPRINT]:
-        values = [getattr(job, name) for job, _ in group]
+    first = parts[0]
+    rows = _in_order_of_ids(enumerate(part.ids for part in parts))
+    places = [place for _, place in rows]
+    common, each = _split(
+        [{**part.write.changes, **mark_of(part.job, actor)} for part in parts], places
+    )
+    where = guards.unchanged(first.job.fingerprint)
+    names = [name for name in where if name in guards.FINGERPRINT]
+    _, match = _split([{name: getattr(p.job, name) for name in names} for p in parts], places)
+    alike = {name: value for name, value in where.items() if name not in match}
+    events = None
+    if first.write.kind:
+        told = [ledger.told(part.job, part.write, actor) for part in parts]
+        events = db.Companions(JobEvent, "job_id", *_split(told, places))
+    return db.update_each(
+        Job.objects.using(using).alike(alike).filter(first.write.where),
+        {"id": [job_id for job_id, _ in rows], **match},
+        {"version": F("version") + 1, **common},
+        each,
+        events,
+    )
+
+
+def _split(
+    records: Sequence[Mapping[str, Any]], places: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
+    """Part columns into those of which all records have one value, and those given row by row."""
+    common: dict[str, Any] = {}
+    each: dict[str, Sequence[Any]] = {}
+    for name, value in records[0].items():
+        values = [record[name] for record in records]
         if not _is_one_value(values):
-            del where[name]
-            match[name] = values
-    rows = Job.objects.using(using).alike(where).filter(write.where)
-    return db.update_each(rows, match, common, each)
+            each[name] = [_moment(values[place]) for place in places]
+        elif type(value) is Drawn:
+            common[name] = db.drawn_between(value.earliest, value.latest)
+        else:
+            common[name] = value
+    return common, each
+
+
+def _moment(value: Any) -> Any:
+    return value.draw() if type(value) is Drawn else value
 
 
 def _is_one_value(values: Sequence[Any]) -> bool:
     """Whether all are one object or one value; as JSON ``True`` is not 1, though equal."""
     first = values[0]
     kind = type(first)
-    if kind in (int, str, datetime):
+    if kind in (int, str, datetime, Drawn):
         return all(type(value) is kind and value == first for value in values)
     return all(value is first for value in values)
 
 
-def _unwritten(
-    job: Job, writes: Sequence[Write], actor: str | None, using: str, quiet: bool
-) -> SettleResult:
+def _unwritten(job: Job, writes: Sequence[Write], actor: str | None, using: str) -> SettleResult:
     found = read(job.pk, using)
     if found and actor is None and is_already_applied(job, writes, found, using):
         return SettleResult(job.pk, Settled.ALREADY_APPLIED, found=found)
     conflict = ledger.conflict_of(job, writes[0].verb, found)
-    if not quiet:
-        ledger.record(job, conflict, actor, using)
+    ledger.record(job, conflict, actor, using)
     return SettleResult(job.pk, Settled.CONFLICT, conflict=conflict)
 
 

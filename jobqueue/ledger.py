@@ -30,21 +30,25 @@ def refused_writes() -> Counter[tuple[str, str]]:
 
 def event(job: Job, write: Write, actor: str | None) -> JobEvent:
     """Return the event, not yet stored, of a write that was applied to ``job``."""
+    return JobEvent(job_id=job.pk, **told(job, write, actor))
+
+
+def told(job: Job, write: Write, actor: str | None) -> dict[str, Any]:
+    """Return the columns of the event of a write to ``job``, but for its id."""
     assert write.kind is not None
-    return JobEvent(
-        job_id=job.pk,
-        kind=write.kind,
-        attempt=job.attempt,
-        from_state=job.state,
-        to_state=write.changes.get("state", job.state),
-        actor=clean_text(actor or job.claimed_by or "", WORKER_ID_LENGTH),
-        message=clean_text(write.message, MESSAGE_LENGTH),
-        version=job.version,
-        detail={
+    return {
+        "kind": write.kind,
+        "attempt": job.attempt,
+        "from_state": job.state,
+        "to_state": write.changes.get("state", job.state),
+        "actor": clean_text(actor or job.claimed_by or "", WORKER_ID_LENGTH),
+        "message": clean_text(write.message, MESSAGE_LENGTH),
+        "version": job.version,
+        "detail": {
             name: clean_text(value, MAX_DETAIL) if isinstance(value, str) else value
             for name, value in write.detail.items()
         },
-    )
+    }
 
 
 def conflict_of(job: Job, verb: str, found: Job | None) -> TransitionConflict:

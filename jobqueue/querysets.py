@@ -23,6 +23,12 @@ CLAIMED_COLUMNS: Final = (
     *("backoff", "timeout", "version", "checkpoint", "workspace"),
 )
 
+# What a sweep reads of one: what it judges by, what a plan needs, and what listeners ask about.
+SWEPT_COLUMNS: Final = (
+    *("state", "attempt", "claimed_by", "claimed_at", "attempted_at", "version"),
+    *("excused", "max_attempts", "backoff", "timeout", "cancel_requested_at", "queue", "task"),
+)
+
 
 class JobQuerySet(models.QuerySet["Job"]):
     """Questions about jobs, each served by the index of the same name."""

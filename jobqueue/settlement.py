@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db.models import Q
 
 from jobqueue import conf, guards
-from jobqueue.backoff import Backoff
+from jobqueue.backoff import Backoff, Drawn
 from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
 from jobqueue.lifecycle import (
     RULES,
@@ -46,6 +47,32 @@ class Write:
     where: Q = _ALWAYS
 
 
+class Plan(NamedTuple):
+    """What was decided on a job, or on jobs alike: the ways to write it, in order.
+
+    Attributes:
+        job: as it was decided on; of jobs alike, the first.
+        ids: of all the jobs. They differ in nothing else that a decision rests on.
+        writes: of these, the first that matches is to be written, to each job by itself.
+    """
+
+    job: Job
+    ids: Sequence[int]
+    writes: Sequence[Write]
+
+    def about(self, job_id: int) -> Job:
+        """Return the one of the jobs that has this id."""
+        return self.job if job_id == self.job.pk else copied(self.job, pk=job_id)
+
+
+def copied(job: Job, **changes: Any) -> Job:
+    """Return a copy of a job, with changes."""
+    other = copy.copy(job)
+    for name, value in changes.items():
+        setattr(other, name, value)
+    return other
+
+
 def require(job: Job, verb: Verb) -> None:
     """Raise ``TransitionNotAllowed`` unless the table of verbs has ``verb`` for the job's state."""
     if not is_allowed(verb, job.state):
@@ -61,7 +88,13 @@ def verb_of(job: Job, outcome: Outcome) -> Verb:
 
 
 def plan(
-    job: Job, outcome: Outcome, now: datetime, *, by_owner: bool = True, rescue: bool = False
+    job: Job,
+    outcome: Outcome,
+    now: datetime,
+    *,
+    by_owner: bool = True,
+    rescue: bool = False,
+    draws: bool = True,
 ) -> tuple[Write, ...]:
     """Return the writes that settle ``job``, in the order in which to try them.
 
@@ -75,6 +108,8 @@ def plan(
         by_owner: whether the execution's own worker writes this; a completion by anybody else is
             out of the ordinary, and leaves an event.
         rescue: whether a sweep writes this, for an executor that is gone.
+        draws: whether a wait that is to be spread is drawn now. If not, it is a ``Drawn``: this is
+            for many jobs, and each draws its own when it is written.
 
     Raises:
         TransitionNotAllowed: the verb doesn't fit the state in hand.
@@ -86,6 +121,8 @@ def plan(
         outcome = Failed(outcome.error)
     _, columns = _PLANS[type(outcome)]
     write = columns(job, outcome, now)
+    if draws:
+        write = drawn(write)
     if not by_owner and write.kind is None:
         write = replace(write, kind=EventKind.COMPLETED)
     if rescue and write.kind in (EventKind.RETRIED, EventKind.RELEASED):
@@ -103,6 +140,14 @@ def plan(
             where=Q(**guards.cancel_requested(True)),
         ),
     )
+
+
+def drawn(write: Write) -> Write:
+    """Return the write with its wait drawn, if it has one to draw."""
+    moment = write.changes.get("run_after")
+    if not isinstance(moment, Drawn):
+        return write
+    return replace(write, changes={**write.changes, "run_after": moment.draw()})
 
 
 def _finished(state: State, now: datetime) -> dict[str, Any]:
@@ -127,17 +172,18 @@ def _fail(job: Job, outcome: Failed, now: datetime) -> Write:
 
 def _retry(job: Job, outcome: Retry, now: datetime) -> Write:
     message, detail = _told(outcome.error)
+    run_after: datetime | Drawn
     if outcome.delay is not None:
-        delay = _checked(job, outcome.delay)
+        run_after = now + _checked(job, outcome.delay)
     else:
         try:
             backoff = Backoff.parse(job.backoff)
         except (ValueError, TypeError) as error:
             backoff = conf.get().BACKOFF
             detail["backoff"] = f"{error}; used the default"
-        delay = backoff.delay(job.failures)
-    state = State.SCHEDULED if delay else State.WAITING
-    changes = {"state": state, "run_after": now + delay, **NO_CLAIM}
+        run_after = backoff.due(job.failures, now)
+    state = State.WAITING if run_after == now else State.SCHEDULED
+    changes = {"state": state, "run_after": run_after, **NO_CLAIM}
     return Write(Verb.RETRY, changes, EventKind.RETRIED, message, detail)
 
 

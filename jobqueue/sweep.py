@@ -14,12 +14,16 @@ from datetime import datetime, timedelta
 
 from django.db import router
 
-from jobqueue import conf, db, guards, signals, transitions
+from jobqueue import conf, db, fence, guards, signals, transitions
 from jobqueue.exceptions import InvalidJob
 from jobqueue.lifecycle import FINAL, Error, Outcome, Released, Retry, State
 from jobqueue.models import Job, Worker
+from jobqueue.querysets import SWEPT_COLUMNS
 
 Tick = Callable[[int], None]
+Page = Sequence[db.Alike[Job]]
+# What is stale of a page, and why.
+Stale = list[tuple[db.Alike[Job], str]]
 
 BATCH_SIZE = 500
 
@@ -118,7 +122,7 @@ def sweep_stale_jobs(
     for page in _pages(queues, batch_size, using):
         sweep.take(page)
         if on_examined:
-            on_examined(len(page))
+            on_examined(_size(page))
         if sweep.room() == 0:
             break
     sweep.raise_if_nothing_worked()
@@ -202,15 +206,17 @@ def _check(
         raise InvalidJob(str(error)) from None
 
 
-def _pages(queues: Collection[str] | None, size: int, using: str) -> Iterator[list[Job]]:
+def _pages(queues: Collection[str] | None, size: int, using: str) -> Iterator[Page]:
     """Yield the held jobs, page by page in the order of ids, past any that can't be taken."""
     last = 0
-    while True:
-        page = list(Job.objects.using(using).held().in_queues(queues).filter(pk__gt=last)[:size])
-        if not page:
-            return
+    held = Job.objects.using(using).held().in_queues(queues)
+    while page := db.read_alike(held.filter(pk__gt=last)[:size], SWEPT_COLUMNS):
         yield page
-        last = page[-1].pk
+        last = max(jobs.ids[-1] for jobs in page)
+
+
+def _size(page: Page) -> int:
+    return sum(len(jobs.ids) for jobs in page)
 
 
 @dataclass(slots=True)
@@ -252,53 +258,61 @@ class _Sweep:
         )
         return True
 
-    def take(self, page: Sequence[Job]) -> None:
+    def take(self, page: Page) -> None:
         """Settle the stale jobs of one page."""
-        self.report.examined += len(page)
+        self.report.examined += _size(page)
         # Read after the page: a worker is registered before it claims, so a holder that has no
         # live row now had none when the page was read, or has died since.
         alive = self._holders_alive(page)
-        verdicts = ((job, self.rules.verdict(job, alive)) for job in page)
-        stale = [(job, reason) for job, reason in verdicts if reason][: self.room()]
+        verdicts = ((jobs, self.rules.verdict(jobs.row, alive)) for jobs in page)
+        stale = self._within_limit([(jobs, reason) for jobs, reason in verdicts if reason])
         if self.dry_run:
-            for job, _ in stale:
-                self._count(job, _foreseen(job))
+            for jobs, _ in stale:
+                self._count(jobs.row, _foreseen(jobs.row), len(jobs.ids))
         elif stale:
-            self._settle([(job, _outcome(job, reason)) for job, reason in stale])
+            self._settle([(jobs, _outcome(jobs.row, reason)) for jobs, reason in stale])
 
-    def _holders_alive(self, page: Sequence[Job]) -> Collection[str]:
+    def _holders_alive(self, page: Page) -> Collection[str]:
         holders = Worker.objects.using(self.using)
         # A dry run's rows still say that they live.
-        return holders.alive_ids(job.claimed_by for job in page) - self.fenced
+        return holders.alive_ids(jobs.row.claimed_by for jobs in page) - self.fenced
 
-    def _settle(self, items: Sequence[tuple[Job, Outcome]]) -> None:
+    def _within_limit(self, stale: Stale) -> Stale:
+        """Return the oldest, as many as may be taken."""
+        ids = sorted(job_id for jobs, _ in stale for job_id in jobs.ids)[: self.room()]
+        kept = set(ids)
+        left = ((jobs.only(kept), reason) for jobs, reason in stale)
+        return [(jobs, reason) for jobs, reason in left if jobs.ids]
+
+    def _settle(self, items: Sequence[tuple[db.Alike[Job], Outcome]]) -> None:
         try:
             self._write(items)
         except Exception as error:
             if not db.can_go_on(self.using):
                 raise
-            if len(items) == 1:
-                self._record(items[0][0], error)
+            ids = [job_id for jobs, _ in items for job_id in jobs.ids]
+            if len(ids) == 1:
+                self._record(ids[0], error)
             else:
-                for item in items:
-                    self._settle([item])
+                for jobs, outcome in items:
+                    for job_id in jobs.ids:
+                        self._settle([(jobs.only({job_id}), outcome)])
 
-    def _record(self, job: Job, error: Exception) -> None:
+    def _record(self, job_id: int, error: Exception) -> None:
         self.error = error
         self.report.errors += 1
-        signals.send_after_commit(signals.sweep_failed, Job, self.using, job_id=job.pk, error=error)
+        signals.send_after_commit(signals.sweep_failed, Job, self.using, job_id=job_id, error=error)
 
-    def _write(self, items: Sequence[tuple[Job, Outcome]]) -> None:
-        results = transitions.settle_many(items, actor=self.actor, rescue=True, using=self.using)
-        for (job, _), result in zip(items, results, strict=True):
-            if result.state:
-                self._count(job, result.state)
-            else:
-                self.report.conflicts += 1
+    def _write(self, items: Sequence[tuple[db.Alike[Job], Outcome]]) -> None:
+        taken = fence.rescue(items, self.actor, self.using)
+        for (jobs, _), states in zip(items, taken, strict=True):
+            for state, number in states.items():
+                self._count(jobs.row, state, number)
+            self.report.conflicts += len(jobs.ids) - states.total()
 
-    def _count(self, job: Job, state: str) -> None:
+    def _count(self, job: Job, state: str, number: int) -> None:
         name = state if state in FINAL else _GIVEN_BACK[State(job.state)]
-        setattr(self.report, name, getattr(self.report, name) + 1)
+        setattr(self.report, name, getattr(self.report, name) + number)
 
     def raise_if_nothing_worked(self) -> None:
         """Raise the last error when no job got past one: then it isn't the job's, it is ours."""

@@ -142,7 +142,6 @@ def settle_many(
     items: Iterable[tuple[Job, Outcome]],
     *,
     actor: str | None = None,
-    rescue: bool = False,
     using: str | None = None,
 ) -> list[SettleResult]:
     """Write many outcomes in one transaction; each is applied, already applied or in conflict.
@@ -150,7 +149,6 @@ def settle_many(
     Args:
         items: jobs as they were decided on, all of one database, and their outcomes.
         actor: who writes; ``None`` for the executions' own worker.
-        rescue: whether a sweep writes this, for executors that are gone.
         using: the database; by default the jobs'.
 
     Returns:
@@ -169,10 +167,8 @@ def settle_many(
     using = fence.database_of(batch[0][0], using)
     now = db.now(using)
     by_owner = actor is None
-    plans = [
-        (job, plan(job, outcome, now, by_owner=by_owner, rescue=rescue)) for job, outcome in batch
-    ]
-    return fence.apply(plans, actor, using, quiet=rescue)
+    plans = [(job, plan(job, outcome, now, by_owner=by_owner)) for job, outcome in batch]
+    return fence.apply(plans, actor, using)
 
 
 # -- Verbs of coordinators alone

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -174,7 +175,12 @@ def assert_threads_done() -> None:
 
 def statement(verb: str, table: str) -> Callable[[str], bool]:
     """Return a predicate for ``pause_at``: SQL that begins with ``verb`` and names ``table``."""
-    return lambda sql: sql.lstrip().upper().startswith(verb.upper()) and table in sql
+    return lambda sql: first_part(sql).upper().startswith(verb.upper()) and table in sql
+
+
+def first_part(sql: str) -> str:
+    """Return SQL without the head of a WITH clause: an update may insert its events as well."""
+    return re.sub(r"^WITH \w+ \([^)]*\) AS \(", "", sql.lstrip())
 
 
 class Pause:
@@ -296,7 +302,7 @@ class _WritesInFlight:
     def __call__(
         self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
     ) -> Any:
-        if not sql.lstrip().upper().startswith(("BEGIN", "INSERT", "UPDATE", "DELETE")):
+        if not first_part(sql).upper().startswith(("BEGIN", "INSERT", "UPDATE", "DELETE")):
             return execute(sql, params, many, context)
         self._count(+1)
         try:

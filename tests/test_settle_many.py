@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from datetime import timedelta
+from functools import partial
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import db, signals, transitions
+from jobqueue import db, fence, signals, transitions
 from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
 from jobqueue.lifecycle import (
     Cancelled,
@@ -24,7 +25,7 @@ from jobqueue.lifecycle import (
 )
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory
-from tests.helpers import run_in_thread, wait_until_blocked
+from tests.helpers import first_part, run_in_thread, wait_until_blocked
 from tests.mutation.batches import FORMS, three
 from tests.mutation.killers import clock_standing_still
 from tests.races.scenes import (
@@ -84,7 +85,7 @@ def test_one_bad_item_keeps_the_whole_batch_out(alias, bad):
         pytest.raises(TransitionNotAllowed if bad == "wrong state" else InvalidJob),
     ):
         transitions.settle_many([(job, Completed()), item])
-    assert not [q for q in queries if q["sql"].startswith(("UPDATE", "INSERT"))]
+    assert not [q for q in queries if first_part(q["sql"]).startswith(("UPDATE", "INSERT"))]
     assert row(job)["state"] == "running"
 
 
@@ -93,7 +94,7 @@ def test_events_of_a_batch_are_written_in_one_statement(alias):
     jobs = JobFactory.create_batch(20, running=True)
     with CaptureQueriesContext(connections[alias]) as queries:
         transitions.settle_many([(job, Retry(Error("no"))) for job in jobs])
-    inserts = [q for q in queries if q["sql"].startswith("INSERT")]
+    inserts = [q for q in queries if "INSERT INTO" in q["sql"]]
     assert (len(inserts), JobEvent.objects.filter(kind=EventKind.RETRIED).count()) == (1, 20)
 
 
@@ -128,7 +129,7 @@ def test_a_job_that_is_there_twice_is_settled_once(alias):
 
 def updates(queries):
     """Return those of the statements that wrote jobs."""
-    return [query for query in queries if query["sql"].startswith("UPDATE")]
+    return [query for query in queries if first_part(query["sql"]).startswith("UPDATE")]
 
 
 WINNERS = {
@@ -205,7 +206,25 @@ ENDS = {
     "claimed": (Released("shutdown"), Released(), Cancelled("not needed")),
     "waiting": (Cancelled("not needed"), Cancelled()),
 }
-WRITERS = {"owner": {}, "operator": {"actor": "ann"}, "sweep": {"actor": "sweep", "rescue": True}}
+
+
+def settled(items, **by):
+    """Settle, and tell what became of each."""
+    return [(result.status, result.state) for result in transitions.settle_many(items, **by)]
+
+
+def rescued(items):
+    """Do that as a sweep, which counts."""
+    jobs = [(db.Alike(job, [job.pk]), outcome) for job, outcome in items]
+    counts = fence.rescue(jobs, "sweep", router.db_for_write(Job))
+    return [("applied", *count) if count else ("conflict", None) for count in counts]
+
+
+WRITERS = {
+    "owner": settled,
+    "operator": partial(settled, actor="ann"),
+    "sweep": rescued,
+}
 
 
 def all_ends(alias):
@@ -229,7 +248,7 @@ def all_ends(alias):
 def written_by(alias, settle):
     """Settle, undo it, and return what was told, and the rows and the history that it left."""
     with transaction.atomic(using=alias):
-        told = [(result.job_id, result.status, result.state) for result in settle()]
+        told = settle()
         rows = list(Job.objects.order_by("pk").values())
         fields = [
             field.attname for field in JobEvent._meta.fields if field.name not in ("id", "at")
@@ -247,14 +266,12 @@ def test_batch_of_all_outcomes_ends_as_one_by_one(alias, writer):
     transitions.cancel(moved, actor="operator")
     transitions.settle_many([(done, outcome)])
     items.reverse()
-    by = WRITERS[writer]
+    settle = WRITERS[writer]
     with clock_standing_still(alias):
-        alone = written_by(
-            alias, lambda: [transitions.settle_many([item], **by)[0] for item in items]
-        )
+        alone = written_by(alias, lambda: [settle([item])[0] for item in items])
         with CaptureQueriesContext(connections[alias]) as queries:
-            together = written_by(alias, lambda: transitions.settle_many(items, **by))
+            together = written_by(alias, lambda: settle(items))
     assert together == alone
     assert (len(updates(queries)) < len(items) / 2) == db.has_batches(alias)
-    states = {state for _, _, state in alone[0]}
+    states = {state for _, state in alone[0]}
     assert states >= {"completed", "failed", "scheduled", "waiting", "cancelled", None}

@@ -58,6 +58,7 @@ def start(directory: Path, role: str) -> None:
     _around(BaseDatabaseWrapper, "rollback", _undo)
     _around(BaseDatabaseWrapper, "close", _undo)
     _around(fence, "apply", _apply)
+    _around(fence, "tell", _tell)
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
     _around(db, "update_chosen", _update_chosen)
@@ -193,14 +194,15 @@ def _answered(using: str, number: int, write: Callable[[], Answer]) -> Answer:
 # -- Writes of many rows in one statement, always in a transaction
 
 
-def _update_group(original: Any, group: Any, actor: str | None, using: str) -> set[int]:
+def _update_group(original: Any, parts: Any, actor: str | None, using: str) -> set[int]:
     """Each row is met or not by itself: those that were not are answered at once."""
     asked = []
-    for job, write in group:
+    for job, ids, write in parts:
         before = (str(job.state), job.attempt, job.claimed_by)
-        asked.append([job.pk, job.version, before, _after(before, write.changes)])
+        after = _after(before, write.changes)
+        asked += [[job_id, job.version, before, after] for job_id in ids]
     number = log().ask("write", jobs=asked, owner=actor is None)
-    met = _answered(using, number, lambda: original(group, actor, using))
+    met = _answered(using, number, lambda: original(parts, actor, using))
     refused = [job_id for job_id, *_ in asked if job_id not in met]
     if refused:
         log().answer("refused", [number], jobs=refused)
@@ -251,16 +253,26 @@ def _undo(original: Any, connection: BaseDatabaseWrapper) -> None:
 # -- What callers are told of their writes
 
 
-def _apply(original: Any, plans: Any, actor: str | None, using: str, **options: Any) -> Any:
-    results = original(plans, actor, using, **options)
+def _apply(original: Any, plans: Any, actor: str | None, using: str) -> Any:
+    results = original(plans, actor, using)
     for (job, writes), result in zip(plans, results, strict=True):
         wanted = [str(write.changes.get("state", job.state)) for write in writes]
         told = {"job": job.pk, "v": job.version, "owner": actor is None, "wanted": wanted}
         if result.status == Settled.ALREADY_APPLIED:
             log().write("already", **told)
         elif result.conflict:
-            _log_conflict(result.conflict, quiet=options.get("quiet", False), **told)
+            _log_conflict(result.conflict, **told)
     return results
+
+
+def _tell(original: Any, plan: Any, written: Any, actor: str, using: str) -> None:
+    """A sweep counts what moved on before it: to be late is its trade."""
+    original(plan, written, actor, using)
+    done = {job_id for _, ids in written for job_id in ids}
+    for job_id in set(plan.ids) - done:
+        found = fence.read(job_id, using)
+        told = {"job": job_id, "v": plan.job.version, "owner": False, "wanted": []}
+        log().write("conflict", found=found and found.version, quiet=True, **told)
 
 
 def _refuse(original: Any, job: Job, verb: str, actor: str | None, using: str) -> Any:

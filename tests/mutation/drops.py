@@ -260,10 +260,11 @@ def in_batches(form: str, change: Callable[..., Statement]) -> Drop:
     """Let the statement for many rows compare less than that for one, or write less."""
     whole = db.update_each
 
-    def update_each(rows: Any, match: Any, changes: Any, each: Any) -> set[int]:
+    def update_each(rows: Any, match: Any, changes: Any, each: Any, *events: Any) -> set[int]:
         asked = (rows, match, changes, each)
         is_alike = not each and len(match) == 1
-        return whole(*(change(*asked) if is_alike == (form == batches.ALIKE) else asked))
+        asked = change(*asked) if is_alike == (form == batches.ALIKE) else asked
+        return whole(*asked, *events)
 
     return lambda patch: patch.setattr(db, "update_each", update_each)
 
