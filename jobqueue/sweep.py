@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 
@@ -119,7 +119,8 @@ def sweep_stale_jobs(
     sweep.fence_dead_workers()
     if not dry_run:
         transitions.promote_due(None if queues is None else list(queues), batch_size, using=using)
-    for page in _pages(queues, batch_size, using):
+    held = Job.objects.using(using).held().in_queues(queues)
+    for page in db.pages_alike(held, SWEPT_COLUMNS, batch_size):
         sweep.take(page)
         if on_examined:
             on_examined(_size(page))
@@ -206,15 +207,6 @@ def _check(
         raise InvalidJob(str(error)) from None
 
 
-def _pages(queues: Collection[str] | None, size: int, using: str) -> Iterator[Page]:
-    """Yield the held jobs, page by page in the order of ids, past any that can't be taken."""
-    last = 0
-    held = Job.objects.using(using).held().in_queues(queues)
-    while page := db.read_alike(held.filter(pk__gt=last)[:size], SWEPT_COLUMNS):
-        yield page
-        last = max(jobs.ids[-1] for jobs in page)
-
-
 def _size(page: Page) -> int:
     return sum(len(jobs.ids) for jobs in page)
 
@@ -227,6 +219,7 @@ class _Sweep:
     limit: int | None
     report: SweepReport = field(default_factory=SweepReport)
     fenced: set[str] = field(default_factory=set)
+    gone: set[str | None] = field(default_factory=set)
     error: Exception | None = None
     actor: str = field(default_factory=lambda: f"sweep {socket.gethostname()}:{os.getpid()}")
 
@@ -261,8 +254,6 @@ class _Sweep:
     def take(self, page: Page) -> None:
         """Settle the stale jobs of one page."""
         self.report.examined += _size(page)
-        # Read after the page: a worker is registered before it claims, so a holder that has no
-        # live row now had none when the page was read, or has died since.
         alive = self._holders_alive(page)
         verdicts = ((jobs, self.rules.verdict(jobs.row, alive)) for jobs in page)
         stale = self._within_limit([(jobs, reason) for jobs, reason in verdicts if reason])
@@ -273,12 +264,18 @@ class _Sweep:
             self._settle([(jobs, _outcome(jobs.row, reason)) for jobs, reason in stale])
 
     def _holders_alive(self, page: Page) -> Collection[str]:
-        holders = Worker.objects.using(self.using)
-        # A dry run's rows still say that they live.
-        return holders.alive_ids(jobs.row.claimed_by for jobs in page) - self.fenced
+        # Read after the page: a worker is registered before it claims, so a holder that has no
+        # live row now had none when the page was read, or has died since. Death is for ever.
+        unsure = {jobs.row.claimed_by for jobs in page} - self.gone
+        alive = Worker.objects.using(self.using).alive_ids(unsure) if unsure else set()
+        alive -= self.fenced  # A dry run's rows still say that they live.
+        self.gone |= unsure - alive
+        return alive
 
     def _within_limit(self, stale: Stale) -> Stale:
         """Return the oldest, as many as may be taken."""
+        if self.limit is None:
+            return stale
         ids = sorted(job_id for jobs, _ in stale for job_id in jobs.ids)[: self.room()]
         kept = set(ids)
         left = ((jobs.only(kept), reason) for jobs, reason in stale)

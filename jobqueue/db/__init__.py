@@ -29,7 +29,7 @@ from django.utils import timezone
 
 from jobqueue.db.alike import Alike as Alike
 from jobqueue.db.alike import drawn_between as drawn_between
-from jobqueue.db.alike import read_alike as read_alike
+from jobqueue.db.alike import pages_alike as pages_alike
 from jobqueue.db.batch import Companions as Companions
 from jobqueue.db.batch import has_batches as has_batches
 from jobqueue.db.batch import insert_rows as insert_rows

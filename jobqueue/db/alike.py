@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Generic, NamedTuple
 
@@ -24,21 +24,33 @@ class Alike(NamedTuple, Generic[Row]):
         return Alike(self.row, [row_id for row_id in self.ids if row_id in some])
 
 
-def read_alike(rows: QuerySet[Row], columns: Sequence[str]) -> list[Alike[Row]]:
-    """Read some columns of rows, those that are alike as one.
+def pages_alike(
+    rows: QuerySet[Row], columns: Sequence[str], size: int
+) -> Iterator[list[Alike[Row]]]:
+    """Read some columns of rows page by page in the order of ids, those that are alike as one.
 
     What is decided on such rows is decided once, and most of what their conversion costs is saved.
     """
     using = rows.db
-    model = rows.model
-    fields: list[Any] = [model._meta.get_field(name) for name in columns]
+    fields: list[Any] = [rows.model._meta.get_field(name) for name in columns]
+    own = ", ".join(connections[using].ops.quote_name(field.column) for field in fields)
     try:
-        sql, params = rows.values_list("pk", *columns).query.get_compiler(using).as_sql()
+        query = rows.order_by().values_list("id", *columns).query
+        sql, params = query.get_compiler(using).as_sql()
     except EmptyResultSet:  # so much is known without asking
-        return []
+        return
+    sql = f"SELECT id, {own} FROM ({sql}) AS found WHERE id > %s ORDER BY id LIMIT %s"
     if has_batches(using):
-        own = ", ".join(connections[using].ops.quote_name(field.column) for field in fields)
-        sql = f"SELECT array_agg(id), {own} FROM ({sql}) AS page (id, {own}) GROUP BY {own}"
+        sql = f"SELECT array_agg(id), {own} FROM ({sql}) AS page GROUP BY {own}"
+    last = 0
+    while page := _read(rows.model, fields, sql, (*params, last, size), using):
+        yield page
+        last = max(alike.ids[-1] for alike in page)
+
+
+def _read(
+    model: type[Row], fields: Sequence[Any], sql: str, params: Sequence[Any], using: str
+) -> list[Alike[Row]]:
     groups: dict[tuple[Any, ...], list[int]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)

@@ -62,16 +62,16 @@ def update_each(
     quote = connection.ops.quote_name
     table = quote(rows.model._meta.db_table)
     batch = _Batch(connection)
-    batch.add(rows.model, match)
-    batch.add(rows.model, each, "new_")
-    if companions:
-        batch.add(companions.model, companions.each, "own_")
+    if each or len(match) > 1 or (companions and companions.each):
+        batch.add(rows.model, match)
+        batch.add(rows.model, each, "new_")
+        if companions:
+            batch.add(companions.model, companions.each, "own_")
     own = {name: RawSQL(batch.place("new_" + name), ()) for name in each}
     head, head_params, where, where_params = _update(rows, {**changes, **own})
     # The ids once more, by themselves: a join alone may be made by reading the whole table.
     conditions = [f"{table}.{quote('id')} = ANY(%s::bigint[])"]
-    is_joined = len(batch.names) > 1
-    if is_joined:
+    if batch.names:
         conditions += [f"{table}.{quote(name)} = {batch.place(name)}" for name in match]
         # Statistics say that hardly a row is like these. Believing it, the planner would compare
         # each row with each of the batch; it doesn't look into a CASE.
@@ -80,11 +80,10 @@ def update_each(
     if companions:
         returned += [batch.place("own_" + name) for name in companions.each]
     sql = (
-        f"{head} {batch.sql() if is_joined else ''}"
+        f"{head} {batch.sql()}"
         f"WHERE {' AND '.join([*conditions, *where])} RETURNING {', '.join(returned)}"
     )
-    batch_params = batch.params if is_joined else []
-    params = [*head_params, *batch_params, _array(match["id"]), *where_params]
+    params = [*head_params, *batch.params, _array(match["id"]), *where_params]
     if companions:
         sql, own_params = _with_companions(sql, companions, connection)
         params += own_params
@@ -114,6 +113,8 @@ class _Batch:
         return f"batch.{self._connection.ops.quote_name(name)}"
 
     def sql(self) -> str:
+        if not self.names:
+            return ""
         return f"FROM unnest({', '.join(self._types)}) AS batch ({', '.join(self.names)}) "
 
 
