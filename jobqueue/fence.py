@@ -54,7 +54,7 @@ class SettleResult:
     @property
     def job(self) -> Job | None:
         """A copy of the job as it now is; ``None`` if the outcome wasn't taken."""
-        return _after(*self.applied) if self.applied else self.found
+        return after(*self.applied) if self.applied else self.found
 
     def unwrap(self) -> Job:
         """Return the job, or raise the conflict."""
@@ -87,25 +87,29 @@ def update(job: Job, changes: dict[str, Any], where: Q, using: str) -> bool:
     return fence.update(version=F("version") + 1, **changes) == 1
 
 
-def apply(
-    plans: Sequence[tuple[Job, Sequence[Write]]], actor: str | None, using: str
-) -> list[SettleResult]:
+def apply(decided: Sequence[tuple[Job, Plan]], actor: str | None, using: str) -> list[SettleResult]:
     """Write many plans in one transaction; of each, the first of its writes that matches.
 
     Args:
-        plans: jobs as they were decided on, and the ways to write what was decided.
+        decided: jobs as they were decided on, each with the plan that it is among.
         actor: who writes; ``None`` for the executions' own worker.
         using: database alias.
     """
-    done = write([Plan(job, (job.pk,), writes) for job, writes in plans], actor, using)
+    plans = list({id(plan): plan for _, plan in decided}.values())
+    done: dict[int, dict[int, tuple[Write, dict[str, Any]]]] = {}
+    for each, written in zip(plans, write(plans, actor, using), strict=True):
+        done[id(each)] = met = {}
+        for way, ids in written:
+            changes = {**way.changes, **mark_of(each.job, actor), "version": each.job.version + 1}
+            met.update(dict.fromkeys(ids, (way, changes)))
     results = []
-    for (job, writes), written in zip(plans, done, strict=True):
-        if written:
-            ((way, _),) = written
-            changes = {**way.changes, **mark_of(job, actor)}
-            results.append(applied(job, way.verb, changes, actor, using))
+    for job, each in decided:
+        if applied := done[id(each)].pop(job.pk, None):
+            way, changes = applied
+            tell(job, way.verb, changes, actor, using)
+            results.append(SettleResult(job.pk, Settled.APPLIED, applied=(job, changes)))
         else:
-            results.append(_unwritten(job, writes, actor, using))
+            results.append(_unwritten(job, each.writes, actor, using))
     return results
 
 
@@ -145,20 +149,19 @@ def rescue(
     ]
     taken = []
     for each, written in zip(plans, write(plans, actor, using), strict=True):
-        tell(each, written, actor, using)
-        states: Counter[str] = Counter()
-        for way, ids in written:
-            states[way.changes["state"]] += len(ids)
-        taken.append(states)
+        taken.append(_counted(each, written, actor, using))
     return taken
 
 
-def tell(jobs: Plan, written: Written, actor: str, using: str) -> None:
-    """Tell whoever listens of each of the jobs alike that was written."""
-    if signals.job_transitioned.has_listeners(Job):
-        for way, ids in written:
+def _counted(jobs: Plan, written: Written, actor: str, using: str) -> Counter[str]:
+    states: Counter[str] = Counter()
+    for way, ids in written:
+        states[way.changes["state"]] += len(ids)
+        changes = {**way.changes, "version": jobs.job.version + 1}
+        if signals.job_transitioned.has_listeners(Job):
             for job_id in ids:
-                applied(jobs.about(job_id), way.verb, way.changes, actor, using)
+                tell(jobs.about(job_id), way.verb, changes, actor, using)
+    return states
 
 
 def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConflict:
@@ -168,33 +171,29 @@ def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConf
     return conflict
 
 
-def applied(
-    job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str
-) -> SettleResult:
-    """Return the result of a write that matched, and tell whoever listens once it is committed."""
-    changes = {**changes, "version": job.version + 1}
-    result = SettleResult(job.pk, Settled.APPLIED, applied=(job, changes))
+def tell(job: Job, verb: str, changes: dict[str, Any], actor: str | None, using: str) -> None:
+    """Tell whoever listens of a write that matched, once it is committed."""
     # Asked here as well, so that the copy which listeners get is made for them alone.
     if signals.job_transitioned.has_listeners(Job):
         signals.send_after_commit(
             signals.job_transitioned,
             Job,
             using,
-            job=result.job,
+            job=after(job, changes),
             verb=verb,
             from_state=job.state,
             actor=actor or job.claimed_by,
         )
-    return result
 
 
-def _after(job: Job, changes: dict[str, Any]) -> Job:
+def after(job: Job, changes: dict[str, Any]) -> Job:
+    """Return a copy of a job as it is by a write."""
     known = {name: value for name, value in changes.items() if type(value) is not Drawn}
-    after = copied(job, **known)
+    result = copied(job, **known)
     if len(known) < len(changes):
         # The database has drawn it: it is read there when it is asked for.
-        del after.__dict__["run_after"]
-    return after
+        result.__dict__.pop("run_after", None)
+    return result
 
 
 def mark_of(job: Job, actor: str | None) -> dict[str, int]:
@@ -261,8 +260,7 @@ def _in_order_of_ids(groups: Iterable[tuple[int, Sequence[int]]]) -> list[tuple[
 def _kind(job: Job, write: Write) -> tuple[Any, ...]:
     """Return what the writes of one statement have in common."""
     nulls = (job.claimed_by is None, job.claimed_at is None, job.attempted_at is None)
-    where = str(write.where) if write.where else ""
-    return (*nulls, write.verb, write.kind is None, *write.changes, where)
+    return (*nulls, write.verb, write.kind is None, *write.changes, id(write.where))
 
 
 def _update_group(parts: Sequence[_Part], actor: str | None, using: str) -> set[int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from django.db.models import Q
@@ -18,6 +20,7 @@ from jobqueue.lifecycle import (
     Cancelled,
     Completed,
     Error,
+    ExecutionFingerprint,
     Failed,
     Outcome,
     Released,
@@ -33,6 +36,7 @@ from jobqueue.payload import check_payload, check_text
 MAX_NOTE: Final = 1000
 NO_CLAIM: Final[Mapping[str, Any]] = {"claimed_by": None, "claimed_at": None}
 _ALWAYS: Final = Q()
+_execution: Final = attrgetter(*ExecutionFingerprint.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,30 @@ def verb_of(job: Job, outcome: Outcome) -> Verb:
     return verb
 
 
+def gathered(
+    items: Iterable[tuple[Job, Outcome]],
+) -> tuple[list[tuple[Job, object]], dict[object, tuple[Job, Outcome, list[int]]]]:
+    """Return the jobs of a batch, each with its group, and the groups: what is decided as one."""
+    batch = []
+    groups: dict[object, tuple[Job, Outcome, list[int]]] = {}
+    for job, outcome in items:
+        group = _alike_by(job, outcome)
+        _, _, ids = groups.setdefault(group, (job, outcome, []))
+        ids.append(job.pk)
+        batch.append((job, group))
+    return batch, groups
+
+
+def _alike_by(job: Job, outcome: Outcome) -> object:
+    """Return what is equal for items that can be written as one, and for no others.
+
+    Most jobs complete without a result: then the execution is all that a plan looks at.
+    """
+    if type(outcome) is Completed and outcome.result is None:
+        return _execution(job), outcome.reason
+    return object()
+
+
 def plan(
     job: Job,
     outcome: Outcome,
@@ -123,23 +151,27 @@ def plan(
     write = columns(job, outcome, now)
     if draws:
         write = drawn(write)
-    if not by_owner and write.kind is None:
-        write = replace(write, kind=EventKind.COMPLETED)
-    if rescue and write.kind in (EventKind.RETRIED, EventKind.RELEASED):
-        write = replace(write, kind=EventKind.RESCUED)
+    kind = write.kind
+    if not by_owner and kind is None:
+        kind = EventKind.COMPLETED
+    if rescue and kind in (EventKind.RETRIED, EventKind.RELEASED):
+        kind = EventKind.RESCUED
     if not RULES[verb].yields_to_cancel:
-        return (write,)
+        return (write,) if kind is write.kind else (replace(write, kind=kind),)
+    changes, message, detail = write.changes, write.message, write.detail
+    unasked, asked = (_where(**guards.cancel_requested(has_been)) for has_been in (False, True))
+    cancelled = _finished(State.CANCELLED, now)
+    told = f"cancelled as requested: {message}"
     return (
-        replace(write, where=Q(**guards.cancel_requested(False))),
-        replace(
-            write,
-            verb=Verb.CANCEL,
-            changes=_finished(State.CANCELLED, now),
-            kind=EventKind.CANCELLED,
-            message=f"cancelled as requested: {write.message}",
-            where=Q(**guards.cancel_requested(True)),
-        ),
+        Write(verb, changes, kind, message, detail, unasked),
+        Write(Verb.CANCEL, cancelled, EventKind.CANCELLED, told, detail, asked),
     )
+
+
+@cache
+def _where(**lookups: Any) -> Q:
+    """Return one object for one condition, which makes equal ones quick to tell."""
+    return Q(**lookups)
 
 
 def drawn(write: Write) -> Write:

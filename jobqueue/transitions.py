@@ -9,7 +9,6 @@ name themselves.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -39,10 +38,13 @@ from jobqueue.lifecycle import (
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.querysets import CLAIMED_COLUMNS, JobQuerySet
 from jobqueue.settlement import (
+    Plan,
     Write,
     as_delay,
     check_checkpoint,
     check_progress,
+    copied,
+    gathered,
     plan,
     plan_edit,
     plan_rerun,
@@ -65,7 +67,9 @@ def start(job: Job, *, using: str | None = None) -> Job:
     changes = {"state": State.RUNNING, "attempt": job.attempt + 1, "attempted_at": db.now(using)}
     if not db.retry_transient(using, lambda: fence.update(job, changes, Q(), using)):
         raise fence.refuse(job, Verb.START, None, using)
-    return fence.applied(job, Verb.START, changes, None, using).unwrap()
+    changes["version"] = job.version + 1
+    fence.tell(job, Verb.START, changes, None, using)
+    return fence.after(job, changes)
 
 
 def complete(
@@ -159,16 +163,18 @@ def settle_many(
         DatabaseError: as for one verb; none of the items was written, or, where COMMIT's reply was
             lost, calling again tells.
     """
-    batch = list(items)
+    batch, groups = gathered(items)
     if not batch:
         return []
-    for job, outcome in batch:
+    for job, outcome, _ in groups.values():
         require(job, verb_of(job, outcome))
     using = fence.database_of(batch[0][0], using)
-    now = db.now(using)
-    by_owner = actor is None
-    plans = [(job, plan(job, outcome, now, by_owner=by_owner)) for job, outcome in batch]
-    return fence.apply(plans, actor, using)
+    now, own = db.now(using), actor is None
+    plans = {
+        key: Plan(job, ids, plan(job, outcome, now, by_owner=own))
+        for key, (job, outcome, ids) in groups.items()
+    }
+    return fence.apply([(job, plans[key]) for job, key in batch], actor, using)
 
 
 # -- Verbs of coordinators alone
@@ -327,9 +333,7 @@ def request_cancel(job: Job, reason: str = "", *, actor: str, using: str | None 
     changes = {"cancel_requested_at": Coalesce(F("cancel_requested_at"), now)}
     _update_within(job, event.verb, changes, actor, using, event)
     db.wake_after_commit(using, [stop_asked(job.pk)])
-    after = copy.copy(job)
-    after.cancel_requested_at = job.cancel_requested_at or now
-    return after
+    return copied(job, cancel_requested_at=job.cancel_requested_at or now)
 
 
 # -- Deletion
@@ -360,7 +364,7 @@ def delete_finished(job_ids: Sequence[int], before: datetime, *, using: str) -> 
 
 
 def _apply_one(job: Job, write: Write, actor: str, using: str) -> Job:
-    (result,) = fence.apply([(job, (write,))], actor, using)
+    (result,) = fence.apply([(job, Plan(job, (job.pk,), (write,)))], actor, using)
     return result.unwrap()
 
 

@@ -58,7 +58,7 @@ def start(directory: Path, role: str) -> None:
     _around(BaseDatabaseWrapper, "rollback", _undo)
     _around(BaseDatabaseWrapper, "close", _undo)
     _around(fence, "apply", _apply)
-    _around(fence, "tell", _tell)
+    _around(fence, "_counted", _counted)
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
     _around(db, "update_chosen", _update_chosen)
@@ -253,10 +253,10 @@ def _undo(original: Any, connection: BaseDatabaseWrapper) -> None:
 # -- What callers are told of their writes
 
 
-def _apply(original: Any, plans: Any, actor: str | None, using: str) -> Any:
-    results = original(plans, actor, using)
-    for (job, writes), result in zip(plans, results, strict=True):
-        wanted = [str(write.changes.get("state", job.state)) for write in writes]
+def _apply(original: Any, decided: Any, actor: str | None, using: str) -> Any:
+    results = original(decided, actor, using)
+    for (job, plan), result in zip(decided, results, strict=True):
+        wanted = [str(write.changes.get("state", job.state)) for write in plan.writes]
         told = {"job": job.pk, "v": job.version, "owner": actor is None, "wanted": wanted}
         if result.status == Settled.ALREADY_APPLIED:
             log().write("already", **told)
@@ -265,14 +265,14 @@ def _apply(original: Any, plans: Any, actor: str | None, using: str) -> Any:
     return results
 
 
-def _tell(original: Any, plan: Any, written: Any, actor: str, using: str) -> None:
+def _counted(original: Any, plan: Any, written: Any, actor: str, using: str) -> Any:
     """A sweep counts what moved on before it: to be late is its trade."""
-    original(plan, written, actor, using)
     done = {job_id for _, ids in written for job_id in ids}
     for job_id in set(plan.ids) - done:
         found = fence.read(job_id, using)
         told = {"job": job_id, "v": plan.job.version, "owner": False, "wanted": []}
         log().write("conflict", found=found and found.version, quiet=True, **told)
+    return original(plan, written, actor, using)
 
 
 def _refuse(original: Any, job: Job, verb: str, actor: str | None, using: str) -> Any:
