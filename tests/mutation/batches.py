@@ -26,6 +26,7 @@ from jobqueue.lifecycle import (
     Verb,
 )
 from jobqueue.models import Job
+from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from tests.helpers import run_in_thread, wait_until_blocked
 from tests.mutation.gate import Killer
 from tests.mutation.killers import MICROSECOND, named
@@ -149,11 +150,23 @@ def operators_completions_are_not_the_owners(form: str) -> Killer:
     return of_form(form, kill, "an operator's completions are not the owner's")
 
 
-def job_of_another_claim_is_settled_too(form: str) -> Killer:
+def job_of_another_claim_is_settled_too(form: str, result: Any = "done") -> Killer:
     """A batch is of more than one claim; each job is compared with what was decided on it."""
 
     def kill(alias: str) -> None:
         jobs = [*three(alias, form), job_in("running", claimed_by="another:2:2", attempt=2)]
-        assert settle_all(jobs, Completed("done")) == ["applied"] * 4
+        assert settle_all(jobs, Completed(result)) == ["applied"] * 4
 
-    return of_form(form, kill, "two claims are settled")
+    return of_form(form, kill, f"two claims are settled, with {result}")
+
+
+def each_stale_job_is_taken(column: str) -> Killer:
+    """Return the killer in which two jobs of a sweep's page differ in one column."""
+
+    def kill(alias: str) -> None:
+        first, _, third = three(alias, ALIKE)
+        write_raw(third, **{column: another(third, column)})
+        assert sweep_stale_jobs() == SweepReport(examined=3, retried=3)
+        assert row(first)["version"] == first.version + 1
+
+    return named(kill, f"jobs of a page that differ in {column} are taken")

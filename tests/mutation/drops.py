@@ -21,6 +21,7 @@ from jobqueue import (
     guards,
     lifecycle,
     querysets,
+    settlement,
     sweep,
     transitions,
 )
@@ -292,6 +293,17 @@ def leaving(column: str) -> Callable[..., Statement]:
 def putting_all_in_one_statement(patch: Patch) -> None:
     """Let the first job's claim stand for that of all the others in the batch."""
     patch.setattr(fence, "_is_one_value", lambda values: True)
+
+
+def settling_all_completions_as_one(patch: Patch) -> None:
+    """Let the first job's execution stand for those of all that complete without a result."""
+    patch.setattr(settlement, "_execution", lambda job: None)
+
+
+def sweeping_without_column(column: str) -> Drop:
+    """Let jobs of a sweep's page be alike that differ in a column."""
+    rest = tuple(name for name in sweep.SWEPT_COLUMNS if name != column)
+    return lambda patch: patch.setattr(sweep, "SWEPT_COLUMNS", rest)
 
 
 def claiming_without_a_new_version(patch: Patch) -> None:

@@ -58,6 +58,12 @@ def _column_of_batches(name: str) -> tuple[Mutant, ...]:
     return _in_batches(drops.ids_alone, batches.one_moved, name)
 
 
+def _column_of_sweeps(name: str) -> Mutant:
+    """Let the first job of a page stand for others, which differ from it in this."""
+    killer = batches.each_stale_job_is_taken(name)
+    return Mutant(drops.sweeping_without_column(name), (killer,), note="each job's own, in sweeps")
+
+
 def _null(name: str, *more: Killer) -> Mutant:
     """NULL equals nothing in SQL: a column that was NULL must be compared otherwise."""
     killer = killers.conformance(f"test_{name}_alone_counts")
@@ -87,6 +93,7 @@ FENCE: Final[Mapping[str, tuple[Mutant, ...]]] = {
             killers.claim_at_the_same_instant_is_another,
         ),
         *_column_of_batches("version"),
+        _column_of_sweeps("version"),
         Mutant(
             drops.in_batches(batches.OF_MANY_VERSIONS, drops.no_versions),
             (batches.one_moved("version", batches.OF_MANY_VERSIONS),),
@@ -95,27 +102,39 @@ FENCE: Final[Mapping[str, tuple[Mutant, ...]]] = {
         ),
     ),
     "fingerprint: state": (_column("state"), *_column_of_batches("state")),
-    "fingerprint: attempt": (_column("attempt"), *_column_of_batches("attempt")),
+    "fingerprint: attempt": (
+        _column("attempt"),
+        *_column_of_batches("attempt"),
+        _column_of_sweeps("attempt"),
+    ),
     "fingerprint: claimed_by": (
         _column("claimed_by"),
         _null("claimed_by"),
         *_column_of_batches("claimed_by"),
+        _column_of_sweeps("claimed_by"),
         Mutant(
             drops.putting_all_in_one_statement,
             batches.of_each_form(batches.job_of_another_claim_is_settled_too),
             NO_BATCHES,
             note="each job's own, in batches",
         ),
+        Mutant(
+            drops.settling_all_completions_as_one,
+            (batches.job_of_another_claim_is_settled_too(batches.ALIKE, None),),
+            note="each job's own, of those that complete as one",
+        ),
     ),
     "fingerprint: claimed_at": (
         _column("claimed_at"),
         _null("claimed_at"),
         *_column_of_batches("claimed_at"),
+        _column_of_sweeps("claimed_at"),
     ),
     "fingerprint: attempted_at": (
         _column("attempted_at"),
         _null("attempted_at", *batches.of_each_form(batches.one_was_begun_meanwhile)),
         *_column_of_batches("attempted_at"),
+        _column_of_sweeps("attempted_at"),
     ),
     "fence: version rises": (
         Mutant(drops.keeping_the_version, (killers.stale_page_edits_nothing,)),
