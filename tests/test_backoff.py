@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jobqueue import db, transitions
-from jobqueue.backoff import MAX_SECONDS, Backoff
+from jobqueue.backoff import MAX_SECONDS, Backoff, Drawn
 from jobqueue.models import Job
 from jobqueue.testing.factories import JobFactory
 from tests.asserting import exactly
@@ -54,6 +54,21 @@ def test_jitter_takes_its_share_at_most() -> None:
     drawn = {policy.delay(1) for _ in range(50)}
     assert len(drawn) > 25
     assert timedelta(seconds=80) <= min(drawn) <= max(drawn) <= timedelta(seconds=100)
+
+
+def test_due_between_the_shortest_and_the_longest_wait() -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    due = Backoff(base=100, jitter=0.2).due(2, now)
+    assert due == Drawn(now + timedelta(seconds=160), now + timedelta(seconds=200))
+    drawn = {due.draw() for _ in range(50)}
+    assert len(drawn) > 25
+    assert due.earliest <= min(drawn) <= max(drawn) <= due.latest
+
+
+@pytest.mark.parametrize("policy", [Backoff(base=7, jitter=0), Backoff(base=0, jitter=1)])
+def test_due_at_one_time_without_a_spread(policy: Backoff) -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    assert policy.due(1, now) == now + timedelta(seconds=policy.base)
 
 
 limits = st.floats(0, MAX_SECONDS)

@@ -75,6 +75,14 @@ def test_one_job_twice_in_a_batch(alias):
     assert row(job)["state"] == "failed"
 
 
+def test_one_completion_twice_in_a_batch(alias):
+    """Told twice, by items that are written as one: the second finds the first's trace."""
+    job, other = job_in("running"), job_in("running")
+    results = transitions.settle_many([(each, Completed()) for each in (job, other, job)])
+    assert [result.status for result in results] == ["applied", "applied", "already applied"]
+    assert (row(job)["version"], row(other)["version"]) == (3, 3)
+
+
 @pytest.mark.parametrize("bad", [Completed({"a": float("nan")}), "wrong state"])
 def test_one_bad_item_keeps_the_whole_batch_out(alias, bad):
     """It is found before the first write, so that none of the others is half told."""
@@ -140,21 +148,22 @@ WINNERS = {
 
 
 @pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("result", [None, "late"])
 @pytest.mark.parametrize("winner", WINNERS)
 @pytest.mark.parametrize("form", FORMS)
-def test_row_that_moves_while_its_batch_waits_is_in_conflict(alias, form, winner, place):
+def test_row_that_moves_while_its_batch_waits_is_in_conflict(alias, form, winner, result, place):
     """And the two others are applied: what is waited for is compared again, each by itself."""
     jobs = three(alias, form)
     with transaction.atomic(using=alias):
         lock(jobs[place])
-        late = run_in_thread(settle_all, jobs, Completed("late"))
+        late = run_in_thread(settle_all, jobs, Completed(result))
         wait_until_blocked(alias)
         WINNERS[winner](jobs[place])
         written = row(jobs[place])
     assert late.result() == ["conflict" if n == place else "applied" for n in range(3)]
     assert row(jobs[place]) == written
     others = [row(job) for n, job in enumerate(jobs) if n != place]
-    assert [(other["state"], other["result"]) for other in others] == [("completed", "late")] * 2
+    assert [(other["state"], other["result"]) for other in others] == [("completed", result)] * 2
 
 
 RESULTS = (

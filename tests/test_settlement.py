@@ -9,6 +9,7 @@ import pytest
 from django.db.models import Q
 from django.test import override_settings
 
+from jobqueue.backoff import Drawn
 from jobqueue.exceptions import InvalidJob, TransitionNotAllowed
 from jobqueue.lifecycle import (
     FINAL,
@@ -142,6 +143,18 @@ def test_backoff_counts_failures(attempt, excused, seconds):
     job = job_in(attempt=attempt, excused=excused, max_attempts=100)
     changes = plan(job, Retry(ERROR), NOW)[0].changes
     assert changes["run_after"] == NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_wait_of_many_jobs_is_left_to_be_drawn(attempt):
+    """One plan for all of them, and one wait for each; a single job's is drawn with its plan."""
+    job = job_in(attempt=attempt, max_attempts=9, backoff={"base": 10, "jitter": 0.5})
+    wait = 10 * timedelta(seconds=2 ** (attempt - 1))
+    many = plan(job, Retry(ERROR), NOW, draws=False)[0].changes
+    assert many == {"state": "scheduled", "run_after": Drawn(NOW + wait / 2, NOW + wait), **FREE}
+    drawn = {plan(job, Retry(ERROR), NOW)[0].changes["run_after"] for _ in range(9)}
+    assert len(drawn) > 1
+    assert NOW + wait / 2 <= min(drawn) <= max(drawn) <= NOW + wait
 
 
 @pytest.mark.parametrize(
