@@ -61,7 +61,7 @@ def record(job: Job, conflict: TransitionConflict, actor: str | None, using: str
     """Leave one event of a refused write, count it, and tell whoever listens."""
 
     def leave_event() -> None:
-        # Locked, since the event of a job that is being deleted would fail at COMMIT.
+        # Locked, since the event of a job that is being deleted would be left behind.
         row = db.lock_rows(Job.objects.using(using).filter(pk=job.pk), nowait=True)
         if row.values_list("pk", flat=True).first():
             JobEvent.objects.using(using).bulk_create([_conflict_event(job, conflict, actor)])

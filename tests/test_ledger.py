@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from jobqueue import broker, coordinator, ledger, signals, transitions
 from jobqueue.exceptions import TransitionConflict
 from jobqueue.ledger import refused_writes
 from jobqueue.lifecycle import Completed, Error
 from jobqueue.models import Job, JobEvent
-from jobqueue.sweep import SweepReport
+from jobqueue.sweep import SweepReport, prune_jobs
 from jobqueue.testing.factories import TASK, WorkerFactory
 from tests.coordinating import history
+from tests.helpers import run_in_thread, wait_until_blocked
 from tests.races.scenes import (
     ON_CLAIMED,
     SETTLING,
@@ -23,6 +24,7 @@ from tests.races.scenes import (
     hearing,
     job_in,
     kinds,
+    row,
     sweep_overtaken,
     take_over,
     write_raw,
@@ -113,12 +115,51 @@ def test_write_about_a_job_that_is_gone(alias):
 
 
 def test_job_that_goes_before_its_event_is_left(alias):
-    """Its event would break the foreign key at COMMIT: there is none, and no error either."""
+    """Its event would be nobody's: there is none, and no error either."""
     job = job_in("running")
     conflict = ledger.conflict_of(job, "complete", job)
     delete_raw(job)
     ledger.record(job, conflict, None, alias)
     assert not JobEvent.objects.exists()
+
+
+def test_event_of_a_job_that_is_being_deleted(alias):
+    """No constraint holds events to jobs: whoever leaves one waits for the row, and finds none."""
+    job = job_in("failed")
+    with transaction.atomic(using=alias):
+        transitions.delete(job, actor="ann")
+        late = run_in_thread(transitions.rerun, job, actor="bob")
+        wait_until_blocked(alias)
+    with pytest.raises(TransitionConflict):
+        late.result()
+    assert not JobEvent.objects.exists()
+
+
+def test_deletion_of_a_job_that_is_getting_an_event(alias):
+    """It waits for the row; then the job is another one, and stays with what is told of it."""
+    job = job_in("failed")
+    with transaction.atomic(using=alias):
+        transitions.rerun(job, actor="bob")
+        late = run_in_thread(transitions.delete, job, actor="ann")
+        wait_until_blocked(alias)
+    with pytest.raises(TransitionConflict):
+        late.result()
+    assert kinds(job) == ["rerun", "conflict"]
+    assert row(job)["state"] == "waiting"
+
+
+def test_pruning_of_a_job_that_is_getting_an_event(alias):
+    """It passes the row over, or waits where only one can write."""
+    job = job_in("failed")
+    with transaction.atomic(using=alias):
+        transitions.rerun(job, actor="bob")
+        late = run_in_thread(prune_jobs, 0)
+        if connections[alias].features.has_select_for_update_skip_locked:
+            late.result()
+        else:
+            wait_until_blocked(alias)
+    assert late.result().jobs == 0
+    assert kinds(job) == ["rerun"]
 
 
 def test_conflict_that_a_caller_rolls_back_is_as_if_it_had_not_been(alias):
