@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from jobqueue import db, transitions
@@ -21,6 +22,7 @@ from jobqueue.broker import register
 from jobqueue.claim import claim_jobs
 from jobqueue.lifecycle import Completed
 from jobqueue.models import Job
+from jobqueue.sweep import sweep_stale_jobs
 from tests.helpers import engine
 from tests.routers import use_alias
 
@@ -105,9 +107,34 @@ def test_due_jobs_are_found_by_their_time(full_table: str) -> None:
 
 
 def test_a_sweep_reads_held_jobs_alone(full_table: str) -> None:
-    plan = Job.objects.held().filter(pk__gt=17)[:500].explain()
+    fill(full_table, state="running", count=500)
+    analyze(full_table)
 
-    assert indexes_of(plan) == {"jobqueue_job_held"}
+    with plans(full_table, "SELECT array_agg") as found:
+        sweep_stale_jobs(batch_size=300, dry_run=True)
+
+    assert len(found) == 3
+    for plan in found:
+        assert indexes_of(plan) == {"jobqueue_job_held"}
+        assert "Index Cond: (id > " in plan
+
+
+@pytest.mark.parametrize("times", ["alike", "each its own"])
+def test_a_rescue_reaches_its_rows_by_their_ids(full_table: str, times: str) -> None:
+    """Right after ANALYZE of a table in which few are running; events are inserted with it."""
+    fill(full_table, state="running", count=500)
+    analyze(full_table)
+    if times == "each its own":
+        running = Job.objects.filter(state="running")
+        running.update(attempted_at=F("claimed_at") + F("id") * timedelta(microseconds=1))
+
+    with plans(full_table, "WITH met") as found:
+        assert sweep_stale_jobs().retried == 500
+
+    (plan,) = found
+    assert indexes_of(plan) == {"jobqueue_job_pkey"}
+    assert "Insert on jobqueue_jobevent" in plan
+    assert "Join Filter" not in plan
 
 
 def test_pruning_finds_old_jobs_by_when_they_finished(full_table: str) -> None:
