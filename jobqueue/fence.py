@@ -147,10 +147,8 @@ def rescue(
         Plan(job, ids, plan(job, outcome, now, by_owner=False, rescue=True, draws=False))
         for (job, ids), outcome in items
     ]
-    taken = []
-    for each, written in zip(plans, write(plans, actor, using), strict=True):
-        taken.append(_counted(each, written, actor, using))
-    return taken
+    done = zip(plans, write(plans, actor, using), strict=True)
+    return [_counted(each, written, actor, using) for each, written in done]
 
 
 def _counted(jobs: Plan, written: Written, actor: str, using: str) -> Counter[str]:

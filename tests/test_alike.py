@@ -9,8 +9,9 @@ from django.db import connections, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import db, guards, signals
+from jobqueue import db, fence, guards, signals
 from jobqueue.db import Alike
+from jobqueue.lifecycle import Error, Retry
 from jobqueue.models import Job, JobEvent
 from jobqueue.querysets import SWEPT_COLUMNS
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
@@ -71,6 +72,7 @@ def test_one_column_tells_rows_apart(alias, column):
 def test_pages_are_in_the_order_of_ids_and_of_the_size_asked_for(alias):
     """However the groups lie among each other, no row is missed and none comes twice."""
     jobs = [job_in("running", queue=queue) for queue in "abaabbb"]
+    Job.objects.filter(pk=jobs[0].pk).update(progress=1)  # which moves it to the end of its table
     found = pages(Job.objects.all(), size=3, columns=["queue"])
     ids = [sorted(job_id for alike in page for job_id in alike.ids) for page in found]
     assert ids == [[job.pk for job in jobs[start : start + 3]] for start in (0, 3, 6)]
@@ -133,6 +135,15 @@ def test_each_of_many_alike_is_told(alias):
     assert {(h["verb"], h["from_state"], h["actor"].split()[0]) for h in heard} == {
         ("retry", "running", "sweep")
     }
+
+
+def test_wait_that_the_database_drew_is_not_what_the_job_said_before(alias):
+    jobs = three_alike(alias, backoff={"base": 60, "jitter": 0.5})
+    alike = Alike(jobs[0], [job.pk for job in jobs])
+    with hearing(signals.job_transitioned) as heard:
+        assert fence.rescue([(alike, Retry(Error("gone")))], "ann", alias) == [{"scheduled": 3}]
+    for told in heard:
+        assert told["job"].run_after == row(told["job"])["run_after"] > jobs[0].run_after
 
 
 def test_holders_are_asked_about_until_they_are_gone(alias):
