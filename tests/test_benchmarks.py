@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.benchmarks import measuring, stores, venvs
+from tests.benchmarks import chart, measuring, stores, venvs
 from tests.benchmarks.__main__ import BENCHMARKS
 from tests.benchmarks.report import NotRun, Reading, Report
 from tests.benchmarks.system import all_systems
@@ -49,9 +49,9 @@ SMALL: dict[str, tuple[str, dict[str, set[str]]]] = {
     "fence": (
         "--jobs 40",
         {
-            "claim and complete 40": BOTH,
-            "claim and complete 40, fenced": {"limit"},
-            "what the fence adds": {"limit"},
+            "claim and complete 40, by id": BOTH,
+            "claim and complete 40, fenced": BOTH,
+            "what the fence adds": BOTH,
         },
     ),
     "bloat": (
@@ -243,14 +243,49 @@ def test_a_rate_leaves_out_how_a_drain_begins_and_ends() -> None:
         measuring.rate([(1.0, 50)])
 
 
-def test_a_chart_is_drawn_from_what_json_prints(tmp_path: Path) -> None:
+def drained() -> Report:
     report = Report("drain")
-    report.add("jobqueue", [Reading("noop", 12345.0, "jobs/s")])
-    report.add("limit", [Reading("noop", 23456.0, "jobs/s")])
-    source, picture = tmp_path / "drain.json", tmp_path / "drain.svg"
-    source.write_text(report.as_json())
-    done = command("chart", str(source), "-o", str(picture))
-    assert done.returncode == 0, done.stderr
-    text = picture.read_text()
-    for word in ("drain: noop", "jobqueue", "limit", "12,345", "23,456", "jobs/s"):
+    for metric, value in (("noop, default", 12345.0), ("noop, tuned", 13456.0)):
+        report.add("jobqueue", [Reading(metric, value, "jobs/s")])
+        report.add("limit", [Reading(metric, 2 * value, "jobs/s")])
+        report.add("slow", [Reading(metric, value / 1000, "jobs/s")])
+    report.add("slow", [Reading("noop, tuned, in threads", 77.0, "jobs/s")])
+    report.leave_out("gone", "it can't be installed")
+    return report
+
+
+def test_a_chart_is_drawn_from_what_json_prints(tmp_path: Path) -> None:
+    """The same from the same, with every value, and the better of the limit's as its line."""
+    source, pictures = tmp_path / "drain.json", [tmp_path / "1.svg", tmp_path / "2.svg"]
+    source.write_text(drained().as_json())
+    for picture in pictures:
+        done = command("chart", str(source), "-o", str(picture))
+        assert done.returncode == 0, done.stderr
+    text, again = (picture.read_text() for picture in pictures)
+    assert text == again
+    words = "drain: noop", "jobqueue", "12,345 default", "13,456 tuned", "limit 26,912", "jobs/s"
+    for word in (*words, "12.3 default", "77 tuned, in threads", "more is better, logarithmic"):
         assert word in text
+
+
+def test_settings_are_bars_of_one_panel() -> None:
+    """A metric with settings or without them can be chosen; systems come best first."""
+    report = json.loads(drained().as_json())
+    (panel,) = chart.panels_of(report, ["noop"])
+    assert panel.best_first() == [
+        ("jobqueue", {"default": 12345.0, "tuned": 13456.0}),
+        ("slow", {"default": 12.345, "tuned": 13.456, "tuned, in threads": 77.0}),
+    ]
+    (panel,) = chart.panels_of(report, ["noop, default"])
+    assert panel.best_first() == [("jobqueue", {"default": 12345.0}), ("slow", {"default": 12.345})]
+    assert panel.limit == 24690.0
+    assert chart.panels_of(report, ["1 ms"]) == []
+
+
+def test_of_times_the_least_is_the_best() -> None:
+    report = Report("latency")
+    for system, value in (("limit", 1.0), ("slow", 9.0), ("jobqueue", 2.0)):
+        report.add(system, [Reading("p50", value, "ms")])
+    (panel,) = chart.panels_of(json.loads(report.as_json()), None)
+    assert [system for system, _ in panel.best_first()] == ["jobqueue", "slow"]
+    assert panel.limit == 1.0

@@ -44,7 +44,7 @@ class Report:
         for reading in readings:
             key = (system, reading.metric, reading.unit)
             self._readings.setdefault(key, []).append(reading.value)
-            tell(f"  {system}: {reading.metric}: {_number(reading.value)} {reading.unit}")
+            tell(f"  {system}: {reading.metric}: {number(reading.value)} {reading.unit}")
 
     def leave_out(self, system: str, reason: str) -> None:
         """Note that a system could not be measured."""
@@ -88,7 +88,7 @@ class Report:
             (
                 row["metric"],
                 row["system"],
-                "-" if row["value"] is None else _number(row["value"]),
+                "-" if row["value"] is None else number(row["value"]),
                 row["unit"] or "",
                 "" if row["ratio_to_limit"] is None else f"{row['ratio_to_limit']:.2f}",
             )
@@ -103,5 +103,6 @@ def _ratio(value: float, limit: float | None) -> float | None:
     return round(value / limit, 4) if limit else None
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a value as a person reads it."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
