@@ -33,7 +33,7 @@ BENCHMARKS = {
     "latency": Benchmark(queues.latency, 200),
     "sweep": Benchmark(tables.sweep, 100_000),
     "growth": Benchmark(tables.growth, 0),
-    "fence": Benchmark(tables.fence, 50_000),
+    "fence": Benchmark(tables.fence, 200_000),
     "bloat": Benchmark(tables.bloat, 100_000),
     "memory": Benchmark(tables.memory, 100_000),
 }

@@ -70,6 +70,17 @@ def timed(jobs, store, one_by_one, chunk=CHUNK):
     return {"jobs": jobs, "seconds": time.perf_counter() - began}
 
 
+def in_pairs(pairs, once):
+    """Time ``once(False)``, by id, and ``once(True)``, fenced, each first every other time."""
+    seconds = {"by id": [], "fenced": []}
+    for turn in range(pairs + 1):
+        for is_fenced in (True, False) if turn % 2 else (False, True):
+            began = time.perf_counter()
+            once(is_fenced)
+            seconds["fenced" if is_fenced else "by id"].append(time.perf_counter() - began)
+    return {name: values[1:] for name, values in seconds.items()}  # The first opened connections.
+
+
 def one_at_a_time(jobs, stamps, store):
     """Store a job when the one before has begun and its worker is idle again.
 

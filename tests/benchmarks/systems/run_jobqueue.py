@@ -133,6 +133,40 @@ def run_through(place, jobs, batch):
     return {"seconds": seconds, "jobs": done}
 
 
+def fence(place, pairs, batch):
+    """Claim and complete batches as a worker does, and by the same code without its fence."""
+    configure(place)
+    django_child.start()
+    from jobqueue import broker, guards
+    from jobqueue.lifecycle import Completed
+
+    worker_id = broker.register(["default"], lease=3600).pk
+    columns, in_states = guards.FINGERPRINT, guards.in_states
+
+    def compare(everything):
+        """Beside the id: what a completion compares, and what a claim compares once more."""
+        guards.FINGERPRINT = columns if everything else ()
+        guards.in_states = in_states if everything else lambda *states: {}
+
+    def complete(jobs):
+        results = broker.settle(worker_id, [(job, Completed(None)) for job in jobs])
+        return sum(result.conflict is None for result in results)
+
+    for is_fenced in (False, True):
+        compare(is_fenced)
+        stale = broker.claim(worker_id, 2, start=True)
+        for job in stale:
+            job.attempt += 1
+        assert complete(stale) == (0 if is_fenced else 2), "what is measured is not the fence"
+
+    def once(is_fenced):
+        compare(is_fenced)
+        done = complete(broker.claim(worker_id, batch, start=True))
+        assert done == batch, f"{done} of {batch} completed"
+
+    return child.in_pairs(pairs, once)
+
+
 def report(place, size, times):
     """Heartbeats of a worker, and progress of its ``size`` jobs, ``times`` times each."""
     configure(place)
@@ -153,7 +187,7 @@ def report(place, size, times):
 if __name__ == "__main__":
     verbs = {
         verb.__name__: verb
-        for verb in (setup, enqueue, worker, latency, sweep, claim, run_through, report)
+        for verb in (setup, enqueue, worker, latency, sweep, claim, run_through, fence, report)
     }
     supervises = False
     if sys.argv[1] == "work":
