@@ -28,7 +28,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "enqueue": Benchmark(queues.enqueue, 50_000),
-    "drain": Benchmark(queues.drain, 200_000),
+    "drain": Benchmark(queues.drain, 300_000),
     "sqlite": Benchmark(queues.sqlite, 10_000),
     "latency": Benchmark(queues.latency, 200),
     "sweep": Benchmark(tables.sweep, 100_000),

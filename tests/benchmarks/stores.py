@@ -6,11 +6,12 @@ import os
 import secrets
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,6 +122,15 @@ class Stores:
         if place["store"] == "postgresql":
             with self.connect(place["dbname"]) as connection:
                 connection.execute("VACUUM ANALYZE")
+            self.write_down()
+        elif place["store"] == "sqlite":
+            with closing(sqlite3.connect(place["path"])) as file:  # One file, to be copied.
+                file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def write_down(self) -> None:
+        """Have PostgreSQL write out what it holds in memory, so that nobody else pays for it."""
+        if "postgres" in vars(self):
+            with self.connect() as connection:
                 connection.execute("CHECKPOINT")
 
 

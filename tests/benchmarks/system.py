@@ -148,24 +148,48 @@ def _read(script: Path, cache: Path) -> System:
 
 
 class Prepared:
-    """A system with its tables made once: each run gets a copy of them."""
+    """A system with its tables made once, and filled once: each run gets a copy of them."""
 
     def __init__(self, system: System, stores: Stores, store: str) -> None:
         self.system = system
         self.store = store
         self._stores = stores
+        self._filled: dict[tuple[int, str], Place] = {}
 
     @cached_property
     def _template(self) -> Place:
         place = self._stores.create(self.store)
         if self.store != "redis":
             self.system.call("setup", place=place)
+            self._stores.settle_down(place)
         return place
 
     @contextmanager
     def fresh(self) -> Iterator[Place]:
         """Give a place with empty tables, and remove it at the end."""
-        place = self._stores.create(self.store, self._template)
+        with self._copied(self._template) as place:
+            yield place
+
+    @contextmanager
+    def filled(self, jobs: int, handler: str) -> Iterator[Place]:
+        """Give a place with ``jobs`` jobs, and remove it at the end."""
+        if self.store == "redis":  # There is no copying it.
+            with self.fresh() as place:
+                self.system.call("enqueue", place=place, jobs=jobs, handler=handler)
+                yield place
+            return
+        key = jobs, handler
+        if key not in self._filled:
+            place = self._stores.create(self.store, self._template)
+            self.system.call("enqueue", place=place, jobs=jobs, handler=handler)
+            self._stores.settle_down(place)
+            self._filled[key] = place
+        with self._copied(self._filled[key]) as place:
+            yield place
+
+    @contextmanager
+    def _copied(self, template: Place) -> Iterator[Place]:
+        place = self._stores.create(self.store, template)
         try:
             yield place
         finally:

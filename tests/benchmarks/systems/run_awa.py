@@ -1,4 +1,9 @@
-"""Awa, whose engine is in Rust. Its docs: queue storage, COPY. Its figures are our choice."""
+"""Awa, whose engine is in Rust. Jobs are stored by COPY in bulk, as its README says.
+
+default: 50 workers, the default of a ``QueueConfig`` (docs/configuration.md). tuned: more of them,
+and larger claims, for "hot queues" (the docstring of ``AsyncClient.start``). That says to try more
+claimers, too, but with 2 or 4 it is no faster here, and slower with 128 or 200 workers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Celery on Redis. Its docs: acknowledge late for durability, prefetch more, no events."""
+"""Celery on Redis.
+
+default: a process for each core, which prefetches 4 jobs. tuned: its page userguide/optimizing.html
+says to prefetch 64 or 128 short jobs; and without the messages between workers. With 4 to 256, and
+in processes, threads or ``solo``, it is equally fast: each job is acknowledged by itself, on disk.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ ABOUT = {
     "name": "celery",
     "requires": ["celery[redis]>=5.5,<6"],
     "python": "3.11",
-    "rate": 2000,
+    "rate": 1200,
     "enqueues": 2000,
     # Results, in a database of their own.
     "done": {"redis": {"command": ["DBSIZE"], "database": 1}},

@@ -1,4 +1,8 @@
-"""dj-queue. Its docs: worker processes, threads, polling and prefetch in the backend's options."""
+"""dj-queue.
+
+Its README: worker processes, threads, polling and prefetch in the backend's options; the defaults
+are 3 threads and a prefetch of 2 for each (dj_queue/config.py). It listens for notifications.
+"""
 
 from __future__ import annotations
 

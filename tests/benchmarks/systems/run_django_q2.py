@@ -1,4 +1,9 @@
-"""Django Q2 with its ORM broker. Its docs: ``bulk`` takes several from the broker at a time."""
+"""Django Q2 with its ORM broker.
+
+Its page configure.html: ``bulk`` takes several from the broker at a time, 1 by default;
+``queue_limit`` is how many wait in memory; workers are recycled after 500 jobs. Of 10, 50 and 500
+at a time all are as fast, and 4 workers on two cores slower than 2.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ ABOUT = {
     "name": "django-q2",
     "requires": ["django-q2>=1.11,<2", "Django>=5.2,<7", "psycopg[binary]>=3.2,<4"],
     "python": "3.10",
-    "rate": 500,
+    "rate": 900,
     "enqueues": 2000,
     "done": {
         "postgresql": "SELECT count(*) FROM django_q_task WHERE success",

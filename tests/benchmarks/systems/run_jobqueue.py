@@ -12,7 +12,7 @@ import django_child
 
 ABOUT = {
     "name": "jobqueue",
-    "rate": 20000,
+    "rate": 45000,
     "enqueues": 5000,
     "done": {
         "postgresql": "SELECT count(*) FROM jobqueue_job WHERE finished_at IS NOT NULL",

@@ -16,7 +16,7 @@ import psycopg
 
 ABOUT = {
     "name": "limit",
-    "rate": 50000,
+    "rate": 80000,
     "enqueues": 20000,
     "done": {"postgresql": "SELECT count(*) FROM jobqueue_job WHERE finished_at IS NOT NULL"},
     "benchmarks": ["enqueue", "drain", "latency", "sweep", "growth", "fence", "bloat"],

@@ -1,4 +1,9 @@
-"""Procrastinate. Its docs: raise ``concurrency`` for jobs that wait; sync tasks run in threads."""
+"""Procrastinate.
+
+default: one job at a time (``WORKER_CONCURRENCY`` in procrastinate/worker.py). tuned: many
+coroutines (its how-to "Launch many tasks at once (concurrency)"), and connections for them: of 10
+to 200 coroutines and 4 to 20 connections those below were the fastest.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,10 @@ ABOUT = {
     "name": "procrastinate",
     "requires": ["procrastinate>=3,<4", "psycopg[binary]>=3.2,<4"],
     "python": "3.10",
-    "rate": 800,
+    "rate": 1500,
     "enqueues": 3000,
     "done": {"postgresql": "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"},
     "benchmarks": ["enqueue", "drain", "latency"],
-    # tuned: many coroutines at once in its event loop.
     "settings": ["default", "tuned"],
 }
 
@@ -55,9 +59,9 @@ def worker(place, processes, threads, settings, handler):
 
 
 async def serve(place, settings, threads):
-    pool = {"max_size": 10} if settings == "tuned" else {}
+    pool = {"max_size": 20} if settings == "tuned" else {}
     async with app_of(PsycopgConnector(kwargs=arguments(place), **pool)).open_async() as app:
-        more = {"concurrency": max(threads, 20)} if settings == "tuned" else {}
+        more = {"concurrency": max(threads, 50)} if settings == "tuned" else {}
         await app.run_worker_async(**more)
 
 

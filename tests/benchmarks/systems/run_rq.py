@@ -1,4 +1,8 @@
-"""RQ on Redis. Its docs: a process is forked for each job; ``SimpleWorker`` forks none."""
+"""RQ on Redis.
+
+default: a process is forked for each job. tuned: ``SimpleWorker``, which forks none (its page
+docs/workers). It runs one job at a time, so two processes run two.
+"""
 
 from __future__ import annotations
 
