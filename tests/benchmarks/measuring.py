@@ -18,7 +18,7 @@ Sample = tuple[float, int]
 SHARE = 0.05
 FIRST_JOB_TIMEOUT = 30.0
 # What is slower than was reckoned with is measured by what it does in this time.
-DRAIN_TIMEOUT = 12.0
+DRAIN_TIMEOUT = 8.0
 # The share of all jobs at which the clock starts and stops.
 FROM, TO = 0.1, 0.9
 

@@ -27,7 +27,7 @@ ABOUT = {
 def options(settings, processes=2, threads=4):
     worker = {"queues": ["*"], "processes": processes}
     if settings != "default":
-        worker |= {"threads": threads, "polling_interval": 0.05, "prefetch_multiplier": 8}
+        worker |= {"threads": threads, "polling_interval": 0.05, "prefetch_multiplier": 32}
     backend = {
         "BACKEND": "dj_queue.backend.DjQueueBackend",
         "QUEUES": [],
