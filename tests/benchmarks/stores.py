@@ -42,6 +42,10 @@ class DurablePostgres(servers.PostgresServer):
     }
 
 
+# Answers a write once it is on the disk.
+DURABLE_REDIS = {"save": "", "appendonly": "yes", "appendfsync": "always"}
+
+
 class Stores:
     """Started when first asked for, gone with the context that made them."""
 
@@ -127,6 +131,15 @@ class Stores:
             with closing(sqlite3.connect(place["path"])) as file:  # One file, to be copied.
                 file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    @contextmanager
+    def hasty_redis(self) -> Iterator[None]:
+        """Let Redis write to the disk when it likes, while what it stores isn't measured."""
+        redis_command(self.redis, "CONFIG", "SET", "appendfsync", "no")
+        try:
+            yield
+        finally:
+            redis_command(self.redis, "CONFIG", "SET", "appendfsync", DURABLE_REDIS["appendfsync"])
+
     def write_down(self) -> None:
         """Have PostgreSQL write out what it holds in memory, so that nobody else pays for it."""
         if "postgres" in vars(self):
@@ -166,7 +179,7 @@ def _is_memory(directory: Path) -> bool:
 
 @contextmanager
 def _running_redis(directory: Path) -> Iterator[Path]:
-    """Run a Redis that answers a write once it is on the disk."""
+    """Run a Redis, durable."""
     binary = shutil.which("redis-server") or _install_redis()
     directory.mkdir()
     path = directory / "redis.sock"
@@ -174,10 +187,8 @@ def _running_redis(directory: Path) -> Iterator[Path]:
         "port": "0",
         "unixsocket": str(path),
         "dir": str(directory),
-        "save": "",
-        "appendonly": "yes",
-        "appendfsync": "always",
         "loglevel": "warning",
+        **DURABLE_REDIS,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     process = subprocess.Popen(

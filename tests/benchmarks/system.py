@@ -175,7 +175,8 @@ class Prepared:
         """Give a place with ``jobs`` jobs, and remove it at the end."""
         if self.store == "redis":  # There is no copying it.
             with self.fresh() as place:
-                self.system.call("enqueue", place=place, jobs=jobs, handler=handler)
+                with self._stores.hasty_redis():
+                    self.system.call("enqueue", place=place, jobs=jobs, handler=handler)
                 yield place
             return
         key = jobs, handler

@@ -14,7 +14,8 @@ class Backend:
     Args:
         apps: what to install.
         options: Django's settings, from the names of settings and what ``worker`` is given.
-        store_many: ``(task, list of argument lists)``, where the backend can.
+        store_many: ``(task, list of argument lists)``, where the backend can; others store 1,000
+            in a transaction.
     """
 
     def __init__(self, apps, options, store_many=None):

@@ -42,7 +42,7 @@ TASKS = {name: app.task(handle, name=name) for name, handle in handlers.BLOCKING
 def enqueue(place, jobs, handler="noop", single=False):
     task = TASKS[handler]
 
-    def store(numbers):
+    def store(numbers):  # It has no verb for many.
         for number in [numbers] if single else numbers:
             task.apply_async((number,))
 

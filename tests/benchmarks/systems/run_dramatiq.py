@@ -21,7 +21,7 @@ ABOUT = {
     "name": "dramatiq",
     "requires": ["dramatiq[redis]>=2,<3"],
     "python": "3.10",
-    "rate": 8000,
+    "rate": 6000,
     "enqueues": 3000,
     # A message goes away when it is acknowledged.
     "done": {"redis": {"command": ["HLEN", "dramatiq:default.msgs"], "counts": "left"}},
@@ -40,7 +40,7 @@ ACTORS = {
 def enqueue(place, jobs, handler="noop", single=False):
     actor = ACTORS[handler]
 
-    def store(numbers):
+    def store(numbers):  # It has no verb for many.
         for number in [numbers] if single else numbers:
             actor.send(number)
 

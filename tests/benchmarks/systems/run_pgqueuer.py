@@ -3,6 +3,8 @@
 Its page docs/guides/performance-tuning.md: a larger ``batch_size`` for short jobs, which is 10 by
 default; one connection for each ``PgQueuer``; and tables that lose no job in a crash, as they are
 by default. Of batches of 100 to 2,000 those from 250 on are equally fast.
+Handlers are coroutines; for others it says ``asyncio.to_thread`` (pgqueuer/core/executors.py),
+which has six threads on two cores unless it is given as many as the other systems have.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import child
 import handlers
@@ -76,13 +79,15 @@ def enqueue(place, jobs, handler="noop", single=False):
 def worker(place, processes, threads, settings, handler):
     import uvloop
 
-    uvloop.run(serve(place, settings, handler))
+    uvloop.run(serve(place, settings, threads, handler))
 
 
-async def serve(place, settings, handler):
+async def serve(place, settings, threads, handler):
     async with driver(place) as found:
         queue = PgQueuer(found)
         in_threads = settings.endswith("threads")
+        if in_threads and handler != "noop":
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
         handle = handlers.BLOCKING[handler] if in_threads else handlers.ASYNC[handler]
 
         @queue.entrypoint("job")
