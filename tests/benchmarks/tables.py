@@ -19,7 +19,7 @@ from tests.benchmarks.system import Prepared
 
 BATCH = 500
 CLAIM = 100
-CLAIMS = 10
+CLAIMS = 30
 TIMES = 10
 # For what a script tries beside what it measures.
 SPARE = 10
