@@ -21,7 +21,7 @@ ABOUT = {
     "requires": ["celery[redis]>=5.5,<6"],
     "python": "3.11",
     "rate": 1200,
-    "enqueues": 2000,
+    "enqueues": 600,
     # Results, in a database of their own.
     "done": {"redis": {"command": ["DBSIZE"], "database": 1}},
     "benchmarks": ["enqueue", "drain", "latency"],

@@ -15,7 +15,7 @@ ABOUT = {
     "requires": ["django-q2>=1.11,<2", "Django>=5.2,<7", "psycopg[binary]>=3.2,<4"],
     "python": "3.10",
     "rate": 900,
-    "enqueues": 2000,
+    "enqueues": 800,
     "done": {
         "postgresql": "SELECT count(*) FROM django_q_task WHERE success",
         "sqlite": "SELECT count(*) FROM django_q_task WHERE success",

@@ -14,7 +14,7 @@ ABOUT = {
     "requires": ["django-tasks-db>=0.13,<1", "Django>=6,<7", "psycopg[binary]>=3.2,<4"],
     "python": "3.12",
     "rate": 500,
-    "enqueues": 2000,
+    "enqueues": 1200,
     "done": {
         "postgresql": (
             "SELECT count(*) FROM django_tasks_database_dbtaskresult WHERE status = 'SUCCESSFUL'"

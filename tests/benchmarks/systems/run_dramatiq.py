@@ -22,7 +22,7 @@ ABOUT = {
     "requires": ["dramatiq[redis]>=2,<3"],
     "python": "3.10",
     "rate": 6000,
-    "enqueues": 3000,
+    "enqueues": 2000,
     # A message goes away when it is acknowledged.
     "done": {"redis": {"command": ["HLEN", "dramatiq:default.msgs"], "counts": "left"}},
     "benchmarks": ["enqueue", "drain", "latency"],

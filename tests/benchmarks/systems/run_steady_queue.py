@@ -14,7 +14,7 @@ ABOUT = {
     "requires": ["steady-queue>=0.3,<1", "Django>=6,<7", "psycopg[binary]>=3.2,<4"],
     "python": "3.12",
     "rate": 300,
-    "enqueues": 1000,
+    "enqueues": 600,
     "done": {
         "postgresql": "SELECT count(*) FROM steady_queue_job WHERE finished_at IS NOT NULL",
         "sqlite": "SELECT count(*) FROM steady_queue_job WHERE finished_at IS NOT NULL",
