@@ -284,8 +284,10 @@ def test_settings_are_bars_of_one_panel() -> None:
 
 def test_of_times_the_least_is_the_best() -> None:
     report = Report("latency")
-    for system, value in (("limit", 1.0), ("slow", 9.0), ("jobqueue", 2.0)):
-        report.add(system, [Reading("p50", value, "ms")])
+    times = {"limit": (1.0, 2.0), "steady": (4.0, 4.0), "tunable": (9.0, 3.0)}
+    for system, values in times.items():
+        for settings, value in zip(("default", "tuned"), values, strict=True):
+            report.add(system, [Reading(f"p50, {settings}", value, "ms")])
     (panel,) = chart.panels_of(json.loads(report.as_json()), None)
-    assert [system for system, _ in panel.best_first()] == ["jobqueue", "slow"]
+    assert [system for system, _ in panel.best_first()] == ["tunable", "steady"]
     assert panel.limit == 1.0
