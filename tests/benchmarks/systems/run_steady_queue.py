@@ -1,7 +1,8 @@
 """Steady Queue.
 
 Its README: worker processes, threads and polling in the setting STEADY_QUEUE; the defaults are 3
-threads and ten times a second (steady_queue/configuration.py).
+threads and ten times a second (steady_queue/configuration.py). With 2 threads it is slower than
+with 4, and with 8 no faster.
 """
 
 from __future__ import annotations
