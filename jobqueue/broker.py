@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from itertools import chain
 from typing import Any, Final, Protocol
 
@@ -93,13 +94,7 @@ def claim(worker_id: str, limit: int, start: bool = True, using: str | None = No
     Raises:
         LeaseLost: the worker's row isn't alive.
     """
-    using = _database(using)
-    queues = (
-        Worker.objects.using(using).alive().filter(pk=worker_id).values_list("queues", flat=True)
-    )
-    for names in queues:
-        return claims.claim_jobs(worker_id, names, limit, start=start, using=using)
-    raise LeaseLost(worker_id)
+    return claims.claim_jobs(worker_id, None, limit, start=start, using=_database(using))
 
 
 def next_due(worker_id: str, using: str | None = None) -> float | None:
@@ -109,15 +104,21 @@ def next_due(worker_id: str, using: str | None = None) -> float | None:
     """
     using = _database(using)
     now = db.now(using)
+    later = _later(LOOK_AHEAD, using)(run_after=now)
+    if not later:
+        return None
     workers = Worker.objects.using(using).filter(pk=worker_id)
     queues = set(chain.from_iterable(workers.values_list("queues", flat=True)))
-    later = list(
-        Job.objects.using(using).due_later(now).values_list("queue", "run_after")[:LOOK_AHEAD]
-    )
     mine = (moment for queue, moment in later if queue in queues)
     page_ends = later[-1][1] if len(later) == LOOK_AHEAD else None
     moment = next(mine, page_ends)
     return None if moment is None else (moment - now).total_seconds()
+
+
+@cache
+def _later(limit: int, using: str) -> db.Select:
+    later = Job.objects.using(using).due_later(db.Blank(Job, "run_after"))
+    return db.Select(later.values_list("queue", "run_after")[:limit])
 
 
 def heartbeat(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from datetime import datetime
+from functools import cache
+from typing import Final, NamedTuple
 
 from django.db import router
+from django.db.models import Exists, Subquery
 
 from jobqueue import db, transitions
 from jobqueue.conf import check_integer, check_queue_names
@@ -18,7 +21,7 @@ PROMOTE_AT_LEAST: Final = 100
 
 def claim_jobs(
     worker_id: str,
-    queues: Sequence[str],
+    queues: Sequence[str] | None,
     limit: int,
     start: bool = False,
     using: str | None = None,
@@ -31,48 +34,79 @@ def claim_jobs(
 
     Args:
         worker_id: a registered worker.
-        queues: their names, in the order in which to look.
+        queues: their names, in the order in which to look; ``None`` for those that the worker
+            registered for.
         limit: at most this many jobs, 1 to 10,000.
         start: begin the executions with the same write; each uses up an attempt.
         using: database alias; default ``router.db_for_write(Job)``.
 
     Raises:
-        LeaseLost: the worker's row isn't alive; nothing was claimed.
+        LeaseLost: the worker's row isn't alive; nothing was claimed. One that is declared dead at
+            this very moment may get no jobs first, and is told so the next time.
         InvalidJob: a name or the limit is malformed.
     """
     using = using or router.db_for_write(Job)
     try:
-        names = check_queue_names(queues)
+        names = None if queues is None else check_queue_names(queues)
         check_integer(limit, "limit", 1, MAX_CLAIM)
     except ValueError as error:
         raise InvalidJob(str(error)) from None
-    transitions.promote_due(names, max(limit, PROMOTE_AT_LEAST), using=using)
+
+    look = _look(worker_id, using)
+    now = db.now(using)
+    wanted = look.queues if names is None else names
+    if look.next_run and look.next_run <= now:
+        transitions.promote_due(wanted, max(limit, PROMOTE_AT_LEAST), using=using)
+    if look.is_any_paused:
+        wanted = _without_paused(wanted, using)
 
     def work() -> list[Job]:
-        _require_lease(worker_id, using)
-        now = db.now(using)
         jobs: list[Job] = []
-        for queue in _open_queues(names, using):
-            rows = Job.objects.using(using).claimable(queue, now)[: limit - len(jobs)]
-            jobs += transitions.claim(rows, worker_id, now, start=start, using=using)
+        for queue in wanted:
+            left = limit - len(jobs)
+            jobs += transitions.claim(queue, left, worker_id, now, start=start, using=using)
             if len(jobs) >= limit:
                 break
         return jobs
 
-    return db.in_transaction(using, work)
+    # What came of one queue is not to be lost by trouble at the next.
+    run = db.in_transaction if len(wanted) > 1 else db.retry_transient
+    return run(using, work)
 
 
-def _require_lease(worker_id: str, using: str) -> None:
-    """Hold the worker's row until the claim is committed.
+class Look(NamedTuple):
+    """A live worker's row, and what it says of the work there is.
 
-    Locked, so that this claim and a sweep that fences the worker come one after the other.
+    Attributes:
+        queues: those that it registered for.
+        next_run: when the next scheduled job is due, of whatever queue.
+        is_any_paused: whether some queue is paused.
     """
-    alive = Worker.objects.using(using).alive().filter(pk=worker_id)
-    if not db.lock_rows(alive).values_list("pk", flat=True).first():
-        raise LeaseLost(worker_id)
+
+    queues: list[str]
+    next_run: datetime | None
+    is_any_paused: bool
 
 
-def _open_queues(names: Sequence[str], using: str) -> list[str]:
+def _look(worker_id: str, using: str) -> Look:
+    for row in _looking(using)(id=worker_id):
+        return Look(*row)
+    raise LeaseLost(worker_id)
+
+
+@cache
+def _looking(using: str) -> db.Select:
+    alive = Worker.objects.using(using).alive().filter(pk=db.Blank(Worker, "id"))
+    scheduled = Job.objects.using(using).scheduled().values("run_after")
+    paused = Queue.objects.using(using).filter(paused_at__isnull=False)
+    return db.Select(
+        alive.annotate(next_run=Subquery(scheduled[:1]), is_any_paused=Exists(paused)).values_list(
+            "queues", "next_run", "is_any_paused"
+        )
+    )
+
+
+def _without_paused(names: Sequence[str], using: str) -> list[str]:
     paused = set(
         Queue.objects.using(using)
         .filter(name__in=names, paused_at__isnull=False)

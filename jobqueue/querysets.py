@@ -58,9 +58,13 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Scheduled jobs whose time has come, oldest first."""
         return self.filter(state=State.SCHEDULED, **guards.due(now)).order_by("run_after", "pk")
 
-    def due_later(self, now: datetime) -> Self:
-        """Scheduled jobs whose time is yet to come, soonest first."""
-        return self.filter(state=State.SCHEDULED, run_after__gt=now).order_by("run_after")
+    def scheduled(self) -> Self:
+        """Scheduled jobs, soonest first."""
+        return self.filter(state=State.SCHEDULED).order_by("run_after")
+
+    def due_later(self, now: datetime | db.Blank) -> Self:
+        """Those of them whose time is yet to come."""
+        return self.scheduled().filter(run_after__gt=now)
 
     def held(self) -> Self:
         """Jobs that some worker has, by id, without their payloads."""

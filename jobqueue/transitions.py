@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.db.models import Case, F, Q, TextField, Value, When
@@ -35,8 +36,8 @@ from jobqueue.lifecycle import (
     Verb,
     stop_asked,
 )
-from jobqueue.models import EventKind, Job, JobEvent
-from jobqueue.querysets import CLAIMED_COLUMNS, JobQuerySet
+from jobqueue.models import EventKind, Job, JobEvent, Worker
+from jobqueue.querysets import CLAIMED_COLUMNS
 from jobqueue.settlement import (
     Plan,
     Write,
@@ -187,8 +188,7 @@ def rerun(job: Job, reason: str = "", *, actor: str, using: str | None = None) -
     spent. The errors are those of ``complete``.
     """
     using = fence.database_of(job, using)
-    write = plan_rerun(job, db.now(using), reason)
-    return _apply_one(job, write, actor, using)
+    return _apply_one(job, plan_rerun(job, db.now(using), reason), actor, using)
 
 
 def edit(
@@ -227,30 +227,31 @@ def delete(job: Job, *, actor: str, using: str | None = None) -> None:
 
 
 def claim(
-    rows: JobQuerySet, worker_id: str, now: datetime, *, start: bool, using: str
+    queue: str, limit: int, worker_id: str, now: datetime, *, start: bool, using: str
 ) -> list[Job]:
-    """Give those of ``rows`` that still wait and that nobody has locked to a worker; return them.
+    """Give up to ``limit`` jobs of a queue, that nobody has locked, to a live worker; return them.
 
-    To be called in a transaction that holds the worker's lease. What is returned, in the order of
-    the queue, has been read back: a row which somebody else got is not taken for the worker's.
+    The worker's row is locked until they are committed: this and a sweep that fences the worker
+    come one after the other. What is returned, in the order of the queue, has been read back.
     """
-    changes: dict[str, Any] = {"claimed_by": worker_id, "claimed_at": now}
-    state = State.CLAIMED
-    if start:
-        state = State.RUNNING
-        changes |= {"attempt": F("attempt") + 1, "attempted_at": now}
-    changes |= {"state": state, "version": F("version") + 1}
+    update = _claiming(start, using)
+    return update(limit, queue=queue, claimed_by=worker_id, claimed_at=now)
+
+
+@cache
+def _claiming(start: bool, using: str) -> db.UpdateChosen[Job]:
     jobs = Job.objects.using(using)
-    still = jobs.alike(guards.in_states(*RULES[Verb.CLAIM].sources)).filter(**guards.due(now))
-    free = db.lock_rows(rows, skip_locked=True)
-    if db.has_batches(using):
-        return db.update_chosen(free, still, changes, CLAIMED_COLUMNS)
-    if not (ids := list(free.values_list("pk", flat=True))):
-        return []
-    still.filter(pk__in=sorted(ids)).update(**changes)
-    got = jobs.chosen(ids, state).filter(claimed_by=worker_id, claimed_at=now)
-    place = {pk: index for index, pk in enumerate(ids)}
-    return sorted(got, key=lambda job: place[job.pk])
+
+    def make(queue: Any, claimed_by: Any, claimed_at: Any) -> db.Choice[Job]:
+        rows = db.lock_rows(jobs.claimable(queue, claimed_at), skip_locked=True)
+        still = jobs.alike(guards.in_states(*RULES[Verb.CLAIM].sources))
+        lease = db.lock_rows(Worker.objects.using(using).alive().filter(pk=claimed_by))
+        changes = {"claimed_by": claimed_by, "claimed_at": claimed_at, "version": F("version") + 1}
+        began = {"attempt": F("attempt") + 1, "attempted_at": claimed_at} if start else {}
+        changes |= {**began, "state": State.RUNNING if start else State.CLAIMED}
+        return db.Choice(rows, still.filter(**guards.due(claimed_at)), lease, changes)
+
+    return db.UpdateChosen(Job, ("queue", "claimed_by", "claimed_at"), make, CLAIMED_COLUMNS, using)
 
 
 def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
@@ -259,16 +260,15 @@ def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
     Any worker and any sweep may do so at any time.
     """
     now = db.now(using)
-    due = Job.objects.using(using).in_queues(queues).due(now)
+    jobs = Job.objects.using(using)
+    due = jobs.in_queues(queues).due(now)
     if not due.exists():
         return 0
 
     def work() -> int:
         ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
-        chosen = Job.objects.using(using).chosen(ids, *RULES[Verb.PROMOTE].sources)
-        return chosen.filter(**guards.due(now)).update(
-            state=State.WAITING, version=F("version") + 1
-        )
+        still = jobs.chosen(ids, *RULES[Verb.PROMOTE].sources).filter(**guards.due(now))
+        return still.update(state=State.WAITING, version=F("version") + 1)
 
     return db.in_transaction(using, work)
 

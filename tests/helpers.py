@@ -263,11 +263,16 @@ def _wrap_once(connection: BaseDatabaseWrapper, wrapper: Callable[..., Any]) -> 
 # -- locks ----------------------------------------------------------------------------------------
 
 
-def wait_until_blocked(alias: str, count: int = 1) -> None:
-    """Wait until ``count`` sessions wait for a lock, which the caller must be holding."""
+def wait_until_blocked(
+    alias: str, count: int = 1, *, unless: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until ``count`` sessions wait for a lock, which the caller must be holding.
+
+    ``unless`` says that none will: it needed no lock, which is for the test to judge.
+    """
     with other_connection(alias) as monitor:
         wait_until(
-            lambda: _blocked(monitor) >= count,
+            lambda: unless() or _blocked(monitor) >= count,
             f"no {count} session(s) came to wait for a lock on {alias}",
         )
 

@@ -93,9 +93,8 @@ def test_a_stale_page_releases_nothing_that_moved_on(client: Client) -> None:
     transitions.complete(finished, "done")
     again = transitions.release(reclaimed)
     using = again._state.db
-    rows = Job.objects.filter(pk=again.pk).order_by("pk")
-    with transaction.atomic(using=using):
-        transitions.claim(rows, "other", db.now(using), start=True, using=using)
+    WorkerFactory(id="other")
+    transitions.claim("default", 1, "other", db.now(using), start=True, using=using)
     Job.objects.filter(pk=deleted.pk).delete()
     before = [stored(finished), stored(reclaimed)]
 

@@ -26,7 +26,8 @@ ALLOWED = {
         "transitions.py": r"",  # the verbs
         "models.py": r"\.save\(\) on super$",  # the one that refuses all but births
         "enqueue.py": r"\.save\(\) on jobs$",  # births
-        "db/batch.py": r"\.update\(\) on (dict|rows?)$",  # of an object's own dictionary
+        # Of an object's own dictionary; and what a verb has it write.
+        "db/batch.py": r"\.update\(\) on (dict|rows?|still)$",
     },
     "settings_reads": {"conf.py": r""},
     "vendor_knowledge": {

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from jobqueue import claim, db
@@ -16,7 +16,8 @@ from jobqueue.lifecycle import State
 from jobqueue.models import Job, Worker
 from jobqueue.testing.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.asserting import HostAhead, exactly, fresh_connection, servers_only, stored
-from tests.helpers import pause_at, run_in_thread, statement, wait_until_blocked
+from tests.helpers import engine, pause_at, run_in_thread, statement, wait_until_blocked
+from tests.races.scenes import statements_made_anew
 
 HOUR = timedelta(hours=1)
 claim_statement = statement("UPDATE", "jobqueue_job")
@@ -80,6 +81,17 @@ def test_the_number_of_queries_does_not_grow_with_the_jobs(alias: str) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_a_claim_is_a_look_at_the_lease_and_the_clock_and_one_statement(alias: str) -> None:
+    """No round trip more: they are what a woken worker waits for."""
+    JobFactory()
+    WorkerFactory(id="v", queues=["default"])
+    claim_jobs("v", None, 1)  # makes the statements
+    with CaptureQueriesContext(connections[alias]) as queries:
+        claim_jobs("v", None, 1)
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT", "SELECT", "UPDATE"]
+
+
 # -- order
 
 
@@ -109,6 +121,34 @@ def test_a_queue_is_drained_before_the_next_is_looked_at(alias: str) -> None:
 
     assert take("urgent", "low", limit=3) == [*urgent, low[0]]
     assert take("low", "urgent", "low") == [low[1]]
+
+
+def test_the_queues_of_the_worker_s_own_are_looked_at_in_their_order(alias: str) -> None:
+    WorkerFactory(id="v", queues=["urgent", "low"])
+    JobFactory(queue="other")
+    low, urgent = JobFactory(queue="low", priority=9), JobFactory(queue="urgent")
+    assert [job.pk for job in claim_jobs("v", None, 9)] == [urgent.pk, low.pk]
+
+
+def test_what_came_of_one_queue_is_undone_by_trouble_at_the_next(alias: str) -> None:
+    """Else nobody would know of it until the next heartbeat."""
+    first, second = JobFactory(queue="a"), JobFactory(queue="b")
+    updates = []
+
+    def break_at_second(execute: Any, sql: str, *rest: Any) -> Any:
+        if claim_statement(sql):
+            updates.append(sql)
+            if len(updates) == 2:
+                raise OperationalError("no more")
+        return execute(sql, *rest)
+
+    with (
+        connections[alias].execute_wrapper(break_at_second),
+        pytest.raises(OperationalError, match="no more"),
+    ):
+        take("a", "b")
+
+    assert [stored(job)["state"] for job in (first, second)] == ["waiting"] * 2
 
 
 def test_a_paused_queue_is_passed_over(alias: str) -> None:
@@ -234,16 +274,22 @@ def test_a_claim_waits_for_a_sweep_that_is_declaring_the_worker_dead(alias: str)
         declare_dead()
         claimer = run_in_thread(claim_jobs, "w", ["default"], 1)
         wait_until_blocked(alias)
-    with pytest.raises(LeaseLost):
-        claimer.result()
+    assert claimer.result() == []
     assert stored(job)["state"] == "waiting"
+    with pytest.raises(LeaseLost):
+        claim_jobs("w", ["default"], 1)
 
 
 def test_a_sweep_waits_for_a_claim_and_finds_its_jobs(alias: str) -> None:
     """Else it would look for the jobs of a dead worker a moment before there is one more."""
     job = JobFactory()
-    with pause_at(alias, claim_statement) as pause:
-        claimer = run_in_thread(claim_jobs, "w", ["default"], 1)
+
+    def claim_slowly() -> list[Job]:
+        with transaction.atomic(using=alias):
+            return claim_jobs("w", ["default"], 1)
+
+    with pause_at(alias, claim_statement, after=True) as pause:
+        claimer = run_in_thread(claim_slowly)
         pause.wait_until_reached()
         sweep = run_in_thread(declare_dead)
         wait_until_blocked(alias)
@@ -292,7 +338,7 @@ def test_what_another_got_meanwhile_is_not_taken_for_one_s_own(
     monkeypatch.setattr(claim.db, "lock_rows", lambda rows, **options: rows)
     WorkerFactory(id="v")
     contended, free = JobFactory(), JobFactory()
-    with pause_at(alias, claim_statement) as pause:
+    with statements_made_anew(), pause_at(alias, claim_statement) as pause:
         loser = run_in_thread(claim_jobs, "w", ["default"], 2)
         pause.wait_until_reached()
         assert [job.pk for job in claim_jobs("v", ["default"], 1)] == [contended.pk]

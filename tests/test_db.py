@@ -36,6 +36,20 @@ def pause(name: str) -> int:
     return Queue.objects.filter(name=name).update(paused_at=None)
 
 
+# -- statements whose SQL is made once
+
+
+def test_a_statement_is_filled_in_and_read_as_its_columns_are(alias: str) -> None:
+    """Each time with other values, in whatever thread."""
+    jobs = JobFactory.create_batch(2, args=[1, "two"], timeout=timedelta(minutes=5))
+    rows = Job.objects.using(alias).filter(pk=db.Blank(Job, "id"))
+    select = db.Select(rows.values_list("pk", "args", "timeout", "run_after"))
+    for job in jobs:
+        found = run_in_thread(select, id=job.pk).result()
+        assert found == [(job.pk, [1, "two"], job.timeout, job.run_after)]
+    assert select(id=jobs[-1].pk + 1) == []
+
+
 # -- the clock
 
 

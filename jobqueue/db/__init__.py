@@ -30,13 +30,16 @@ from django.utils import timezone
 from jobqueue.db.alike import Alike as Alike
 from jobqueue.db.alike import drawn_between as drawn_between
 from jobqueue.db.alike import pages_alike as pages_alike
+from jobqueue.db.batch import Choice as Choice
 from jobqueue.db.batch import Companions as Companions
+from jobqueue.db.batch import UpdateChosen as UpdateChosen
 from jobqueue.db.batch import has_batches as has_batches
 from jobqueue.db.batch import insert_rows as insert_rows
-from jobqueue.db.batch import update_chosen as update_chosen
 from jobqueue.db.batch import update_each as update_each
 from jobqueue.db.horizon import Snapshot as Snapshot
 from jobqueue.db.horizon import oldest_snapshot as oldest_snapshot
+from jobqueue.db.statement import Blank as Blank
+from jobqueue.db.statement import Select as Select
 from jobqueue.db.wake import Listener as Listener
 from jobqueue.db.wake import can_wake as can_wake
 from jobqueue.db.wake import wake_after_commit as wake_after_commit

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
+from django.db.models import Exists, QuerySet
 from django.db.models.base import ModelState
 from django.db.models.expressions import DatabaseDefault, RawSQL
 from django.db.models.sql.subqueries import UpdateQuery
+
+from jobqueue.db.statement import Blank, fill, readers_of
 
 Row = TypeVar("Row", bound=models.Model)
 Values = Mapping[str, Sequence[Any]]
 
 
 def has_batches(using: str) -> bool:
-    """Say whether ``update_each`` and ``update_chosen`` are to be had on this database."""
+    """Say whether this database has ``update_each``, and ``UpdateChosen`` in one statement."""
     return connections[using].vendor == "postgresql"
 
 
@@ -140,44 +142,102 @@ def _with_companions(
     return sql, [_plain(fields[name], value, connection) for name, value in rows.common.items()]
 
 
-def update_chosen(
-    chosen: QuerySet[Row],
-    still: QuerySet[Row],
-    changes: Mapping[str, Any],
-    columns: Sequence[str],
-) -> list[Row]:
-    """Update the rows that a query chooses and locks, in one statement, and return them.
+class Choice(NamedTuple, Generic[Row]):
+    """Which rows are to be updated, and how.
+
+    Attributes:
+        rows: in an order, and locked past those that others have.
+        still: what they must be, compared once more by the UPDATE itself.
+        lease: a row of another table without which none is; locked, so that it stays.
+        changes: by column, the value or expression that all of them get.
+    """
+
+    rows: QuerySet[Row]
+    still: QuerySet[Row]
+    lease: QuerySet[Any]
+    changes: Mapping[str, Any]
+
+
+class UpdateChosen(Generic[Row]):
+    """Updates the rows that a query chooses and locks, and returns them.
+
+    Where the engine has it, in one statement, whose SQL is made once; elsewhere step by step.
 
     Args:
-        chosen: which rows: locked past those that others have, in an order, and not too many.
-        still: what they must be, compared once more by the UPDATE itself.
-        changes: by column, the value or expression that all of them get.
-        columns: what to read back beside the values among ``changes``; the rest is read when it
-            is first asked for.
-
-    Returns:
-        The rows as they are after the write, in the order of ``chosen``.
+        model: whose rows.
+        given: the names of the columns for which values are given each time.
+        make: called with them by name, makes the choice.
+        columns: what to read back beside the values among the changes; the rest is read when it is
+            first asked for.
+        using: database alias.
     """
-    using = chosen.db
-    connection = connections[using]
-    model = chosen.model
-    quote = connection.ops.quote_name
-    table = quote(model._meta.db_table)
-    head, head_params, where, where_params = _update(still, changes)
-    ids, id_params = chosen.values("pk").query.get_compiler(using).as_sql()
-    # Evaluated once, as an array; of IN (SELECT ...) more rows could be locked than were asked for.
-    choice = f"{table}.{quote('id')} = ANY(ARRAY({ids}))"
-    fields: list[Any] = [model._meta.get_field(name) for name in columns]
-    order = _order(chosen, quote)
-    returned = ", ".join([*(quote(field.column) for field in fields), *order])
-    sql = f"{head} WHERE {' AND '.join([choice, *where])} RETURNING {returned}"
-    known = {
-        name: value for name, value in changes.items() if not hasattr(value, "resolve_expression")
+
+    def __init__(
+        self,
+        model: type[Row],
+        given: Sequence[str],
+        make: Callable[..., Choice[Row]],
+        columns: Sequence[str],
+        using: str,
+    ) -> None:
+        self._make = make
+        self._using = using
+        self._fields: list[Any] = [model._meta.get_field(name) for name in columns]
+        self._model = model
+        if has_batches(using):
+            # Django writes down a lock only where it could be held.
+            with transaction.atomic(using=using):
+                self._write_sql(make(**{name: Blank(model, name) for name in given}))
+
+    def __call__(self, limit: int, **given: Any) -> list[Row]:
+        """Update up to ``limit`` of them, and return these as they are then, in their order."""
+        if not has_batches(self._using):
+            return _update_in_steps(limit, self._make(**given))
+        connection = connections[self._using]
+        before, after = (fill(params, given, connection) for params in self._params)
+        with connection.cursor() as cursor:
+            cursor.execute(self._sql, [*before, limit, *after])
+            rows = sorted(cursor.fetchall(), key=lambda row: row[len(self._fields) :])
+        known = {
+            name: given[value.name] if isinstance(value, Blank) else value
+            for name, value in self._known.items()
+        }
+        return list(_instances(self._model, self._fields, known, rows, self._using))
+
+    def _write_sql(self, choice: Choice[Row]) -> None:
+        quote = connections[self._using].ops.quote_name
+        row_id = f"{quote(self._model._meta.db_table)}.{quote('id')}"
+        still = choice.still.filter(Exists(choice.lease))
+        head, head_params, where, where_params = _update(still, choice.changes)
+        ids, id_params = choice.rows.values("pk").query.get_compiler(self._using).as_sql()
+        # Evaluated once, as an array; of IN (SELECT ...) more could be locked than were asked for.
+        where = [f"{row_id} = ANY(ARRAY({ids} LIMIT %s))", *where]
+        returned = [*(quote(field.column) for field in self._fields), *_order(choice.rows, quote)]
+        self._sql = f"{head} WHERE {' AND '.join(where)} RETURNING {', '.join(returned)}"
+        self._params = [*head_params, *id_params], where_params
+        self._known = _known(choice.changes)
+
+
+def _update_in_steps(limit: int, choice: Choice[Row]) -> list[Row]:
+    rows, still, lease, changes = choice
+    with transaction.atomic(using=rows.db):
+        is_held = list(lease.values_list("pk"))
+        ids = list(rows.values_list("pk", flat=True)[:limit]) if is_held else []
+        if not ids:
+            return []
+        still.filter(pk__in=sorted(ids)).update(**changes)
+        got = rows.model._base_manager.using(rows.db).filter(pk__in=list(ids), **_known(changes))
+        place = {pk: index for index, pk in enumerate(ids)}
+        return sorted(got, key=lambda row: place[row.pk])
+
+
+def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the changes whose values the writer knows."""
+    return {
+        name: value
+        for name, value in changes.items()
+        if isinstance(value, Blank) or not hasattr(value, "resolve_expression")
     }
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*head_params, *id_params, *where_params])
-        rows = sorted(cursor.fetchall(), key=lambda row: row[len(fields) :])
-    return list(_instances(model, fields, known, rows, using))
 
 
 def _order(rows: QuerySet[Any], quote: Callable[[str], str]) -> Iterator[str]:
@@ -219,10 +279,7 @@ def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
     if isinstance(field, models.JSONField) and field.decoder is None:
         yield lambda value: value if value is None else json.loads(value)
         return
-    connection = connections[using]
-    column = field.get_col(field.model._meta.db_table)
-    for convert in connection.ops.get_db_converters(column) + field.get_db_converters(connection):
-        yield partial(convert, expression=column, connection=connection)
+    yield from readers_of(field.get_col(field.model._meta.db_table), connections[using])
 
 
 def insert_rows(rows: Sequence[models.Model], using: str) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobqueue import broker, db, fence, guards
-from jobqueue.lifecycle import RULES, ExecutionFingerprint, Settled, Verb
+from jobqueue.lifecycle import RULES, ExecutionFingerprint, Settled, State, Verb
 from jobqueue.models import Job
 from jobqueue.querysets import JobQuerySet
 from jobqueue.worker import run
@@ -61,7 +61,7 @@ def start(directory: Path, role: str) -> None:
     _around(fence, "_counted", _counted)
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
-    _around(db, "update_chosen", _update_chosen)
+    _around(db.UpdateChosen, "__call__", _claim)
     _around(fence, "_update_group", _update_group)
     _around(Link, "send", _send)
     _around(run, "_bury_all", _bury_all)
@@ -211,23 +211,23 @@ def _update_group(original: Any, parts: Any, actor: str | None, using: str) -> s
     return met
 
 
-def _update_chosen(
-    original: Any, chosen: Any, still: Any, changes: dict[str, Any], columns: Any
-) -> list[Job]:
+def _claim(original: Any, update: Any, limit: int, **given: Any) -> list[Job]:
     """A claim: the statement itself chooses its rows and tells them, with what it made of them.
 
-    So it is logged only now, which is soon enough: COMMIT has not been sent yet.
+    So it is logged only then, before a COMMIT of its own. Where it isn't one statement, its parts
+    are logged as they go.
     """
-    jobs: list[Job] = original(chosen, still, changes, columns)
-    assert connections[chosen.db].in_atomic_block
-    (source,) = RULES[Verb.CLAIM].sources
-    asked = []
-    for job in jobs:
-        before = (str(source), job.attempt - ("attempt" in changes), None)
-        after = (str(job.state), job.attempt, job.claimed_by)
-        asked.append([job.pk, job.version - 1, before, after])
-    if asked:
-        await_commit(log().ask("write", jobs=asked, owner=False), chosen.db)
+    using = update._using
+    with transaction.atomic(using=using):
+        jobs: list[Job] = original(update, limit, **given)
+        (source,) = RULES[Verb.CLAIM].sources
+        asked = []
+        for job in jobs:
+            before = (str(source), job.attempt - (job.state == State.RUNNING), None)
+            after = (str(job.state), job.attempt, job.claimed_by)
+            asked.append([job.pk, job.version - 1, before, after])
+        if asked and db.has_batches(using):
+            await_commit(log().ask("write", jobs=asked, owner=False), using)
     return jobs
 
 

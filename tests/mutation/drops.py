@@ -179,8 +179,30 @@ def asking_who_lives_first(patch: Patch) -> None:
 
 
 def claiming_without_a_lease(patch: Patch) -> None:
-    """Let a claim not ask whether its worker lives."""
-    patch.setattr(claim, "_require_lease", lambda worker_id, using: None)
+    """Let a claim not ask whether its worker lives, and keep nobody from declaring it dead."""
+
+    def look(worker_id: str, using: str) -> claim.Look:
+        worker = Worker.objects.using(using).get(pk=worker_id)
+        return claim.Look(worker.queues, None, False)
+
+    patch.setattr(claim, "_look", look)
+    writing_without_a_lease(patch)
+
+
+def writing_without_a_lease(patch: Patch) -> None:
+    """Let a claim ask whether its worker lives before it writes, and not while it does."""
+
+    def using(alias: str) -> Any:
+        return SimpleNamespace(alive=lambda: Worker.objects.using(alias))
+
+    shim = SimpleNamespace(objects=SimpleNamespace(using=using))
+    lock_rows = db.lock_rows
+    patch.setattr(transitions, "Worker", shim)
+    patch.setattr(
+        db,
+        "lock_rows",
+        lambda rows, **how: rows if rows.model is Worker else lock_rows(rows, **how),
+    )
 
 
 def renewing_whatever_the_lease(patch: Patch) -> None:

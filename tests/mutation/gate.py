@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import assert_threads_done
+from tests.races.scenes import statements_made_anew
 
 Killer = Callable[[str], None]
 Drop = Callable[[pytest.MonkeyPatch], None]
@@ -62,7 +63,7 @@ def failed(killer: Killer, alias: str) -> str | None:
 
 def survives(mutant: Mutant, killer: Killer, alias: str) -> bool:
     """Drop the mutant's guard and say whether the killer passes all the same."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, statements_made_anew():
         mutant.drop(patch)
         return failed(killer, alias) is None
 

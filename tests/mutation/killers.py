@@ -20,7 +20,15 @@ from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from jobqueue.testing.conformance import ConformanceMixin
 from jobqueue.testing.factories import WorkerFactory
 from tests.mutation.gate import Killer
-from tests.races.scenes import SETTLING, job_in, row, settle_all, take_over, write_raw
+from tests.races.scenes import (
+    SETTLING,
+    choosing,
+    job_in,
+    row,
+    settle_all,
+    take_over,
+    write_raw,
+)
 
 HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
@@ -129,10 +137,11 @@ def misused(verb: Verb) -> Killer:
 
 
 def claim_chosen(job: Job, worker_id: str, alias: str) -> list[Job]:
-    """Claim a row that was chosen by its id alone."""
-    chosen = Job.objects.using(alias).filter(pk=job.pk)
-    with transaction.atomic(using=alias):
-        return transitions.claim(chosen, worker_id, db.now(alias), start=True, using=alias)
+    """Have a new worker claim a row that was chosen by its id alone."""
+    WorkerFactory(id=worker_id)
+    with choosing(Job.objects.using(alias).filter(pk=job.pk)), transaction.atomic(using=alias):
+        now = db.now(alias)
+        return transitions.claim(job.queue, 1, worker_id, now, start=True, using=alias)
 
 
 def chosen_job_that_is_held_is_not_claimed(alias: str) -> None:

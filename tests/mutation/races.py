@@ -24,13 +24,13 @@ from tests.races.scenes import (
     lock,
     row,
     scanned,
+    statements_made_anew,
     update_of_job,
 )
 
 HOUR = timedelta(hours=1)
 
 update_of_worker = statement("UPDATE", "jobqueue_worker")
-read_of_worker = statement("SELECT", "jobqueue_worker")
 
 
 # -- Claims and promotions
@@ -78,23 +78,23 @@ def job_put_off_meanwhile_is_not_promoted(alias: str) -> None:
 @contextmanager
 def without_row_locks() -> Iterator[None]:
     """Take the locks away that keep others from rows that were chosen."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, statements_made_anew():
         patch.setattr(db, "lock_rows", lambda rows, **options: rows)
         yield
 
 
-def worker_that_dies_while_it_claims_gets_nothing(alias: str) -> None:
-    """It was declared dead between its look at its queues and its claim."""
-    worker = broker.register(["default"])
-    Worker.objects.update(last_seen_at=db.now(alias) - HOUR)
+def worker_that_is_swept_while_it_claims_keeps_nothing(alias: str) -> None:
+    """It gets nothing any more, or the sweep waits for it and takes what it got."""
+    worker = WorkerFactory(silent=True)
     job = job_in("waiting")
-    with pause_at(alias, read_of_worker, after=True) as pause:
-        claim = run_in_thread(broker.claim, worker.pk, 1)
+    with pause_at(alias, update_of_job) as pause:
+        claim = run_in_thread(claim_jobs, worker.pk, ["default"], 1)
         pause.wait_until_reached()
-        assert sweep_stale_jobs().dead_workers == 1
+        sweep = run_in_thread(sweep_stale_jobs)
+        wait_until_blocked(alias, unless=lambda: sweep.done)
         pause.release()
-        with pytest.raises(LeaseLost):
-            claim.result()
+        claim.result()
+        assert sweep.result().dead_workers == 1
     assert row(job)["state"] == "waiting"
 
 

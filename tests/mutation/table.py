@@ -215,12 +215,12 @@ LEASES: Final[Mapping[str, tuple[Mutant, ...]]] = {
         ),
     ),
     "claim: liveness": (
+        Mutant(drops.claiming_without_a_lease, (killers.dead_worker_claims_nothing,)),
         Mutant(
-            drops.claiming_without_a_lease,
-            (
-                killers.dead_worker_claims_nothing,
-                races.worker_that_dies_while_it_claims_gets_nothing,
-            ),
+            drops.writing_without_a_lease,
+            (races.worker_that_is_swept_while_it_claims_keeps_nothing,),
+            ONE_WRITER,
+            note="in the write",
         ),
     ),
     "renewal: only while alive": (

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.db import connections
+
 from jobqueue import broker, coordinator, db
 from jobqueue.exceptions import (
     JobBusy,
@@ -182,29 +184,36 @@ def promoting(part: Part) -> Program:
     if model.promote(view.world)[1] == Answer.NOTHING:
         return Answer.NOTHING
     view = yield "lock job"
-    return Answer.NOTHING if view.is_passed_over else view.do(model.promote)
+    answer = Answer.NOTHING if view.is_passed_over else view.do(model.promote)
+    if answer == Answer.APPLIED:
+        yield "update job"
+    return answer
 
 
 def claiming(*, start: bool) -> Callable[[Part], Program]:
-    """Promote; then the lease is locked, and the rows that nobody else has are taken."""
+    """Look at the lease; promote, if something was due; take the rows that nobody else has."""
 
     def program(part: Part) -> Program:
         view = yield "read worker"
         if part.worker_id not in model.alive_ids(view.world):
             return Answer.LEASE_LOST
-        yield from promoting(part)
-        view = yield "lock worker"
-        if part.worker_id not in model.alive_ids(view.world):
-            return Answer.LEASE_LOST
-        # One statement chooses, locks and writes, where the engine has it.
-        choice = "update job" if db.has_batches(part.alias) else "lock job"
+        looked = view.row
+        # One statement locks the lease, chooses, locks and writes, where the engine has it.
+        in_one = db.has_batches(part.alias)
+        lock = "update job" if in_one else "lock worker"
         # What becomes due after the look at the clock, where that is a server's, isn't claimed.
-        view = yield f"select|{choice}"
-        now = view.world.now
-        if view.kind == "select":
-            view = yield choice
+        has_clock = connections[part.alias].vendor != "sqlite"
+        now = (yield "select").world.now if has_clock else view.world.now
+        if looked and looked.state == State.SCHEDULED and looked.run_after <= now:
+            yield from promoting(part)
+        view = yield lock
+        if part.worker_id not in model.alive_ids(view.world):
+            return Answer.NOTHING
+        if not in_one:
+            view = yield "lock job"
         if view.is_passed_over:
             return Answer.NOTHING
+        now = now if has_clock else view.world.now
         got = view.do(lambda world: model.claim(replace(world, now=now), part.worker_id, start))
         return got if isinstance(got, Answer) else Answer.APPLIED
 

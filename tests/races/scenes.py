@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from django.db import OperationalError, connections, router, transaction
 from django.dispatch import Signal
 
-from jobqueue import db, transitions
+from jobqueue import broker, claim, db, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.lifecycle import Outcome, State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
+from jobqueue.querysets import JobQuerySet
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory, WorkerFactory
 from tests.helpers import pause_at, run_in_thread, statement, wait_until_blocked
@@ -31,6 +33,30 @@ ON_RUNNING = SETTLING | {"progress": lambda job: transitions.record_progress(job
 ON_CLAIMED = {name: SETTLING[name] for name in ("release", "cancel")} | {"start": transitions.start}
 
 update_of_job = statement("UPDATE", "jobqueue_job")
+
+
+# -- statements whose SQL is made once
+
+
+@contextmanager
+def statements_made_anew() -> Iterator[None]:
+    """Have the block, which patches their parts, and what comes after it, make their own."""
+    made = (broker._later, claim._looking, transitions._claiming)
+    for each in made:
+        each.cache_clear()
+    try:
+        yield
+    finally:
+        for each in made:
+            each.cache_clear()
+
+
+@contextmanager
+def choosing(rows: JobQuerySet) -> Iterator[None]:
+    """Have claims choose these rows, whatever has become of them."""
+    with pytest.MonkeyPatch.context() as patch, statements_made_anew():
+        patch.setattr(JobQuerySet, "claimable", lambda self, queue, now: rows)
+        yield
 
 
 # -- rows
@@ -173,6 +199,24 @@ def lost_commit_reply(alias: str) -> Iterator[None]:
         yield
     finally:
         vars(connection).pop("_commit", None)
+
+
+@contextmanager
+def lost_update_reply(alias: str) -> Iterator[None]:
+    """Let an update of a job that is a transaction by itself take effect and its reply be lost."""
+    connection = connections[alias]
+
+    def execute_without_reply(
+        execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        result = execute(sql, params, many, context)
+        if update_of_job(sql):
+            assert not connection.in_atomic_block
+            raise OperationalError("the connection was lost")
+        return result
+
+    with connection.execute_wrapper(execute_without_reply):
+        yield
 
 
 # -- sweeps that lose

@@ -245,13 +245,21 @@ def _session(connection: BaseDatabaseWrapper) -> int:
 
 def _kind(sql: str, *, locks: bool) -> str:
     word = sql.split(maxsplit=1)[0].upper()
-    table = _TABLE.search(sql)
+    table = _TABLE.search(_without_subqueries(sql))
     if not table or word not in _ACTIONS:
         return word.lower()
     action = _ACTIONS[word]
     if action == "read" and (locks or " FOR UPDATE" in sql):
         action = "lock"
     return f"{action} {table[1]}"
+
+
+def _without_subqueries(sql: str) -> str:
+    """Leave out whatever stands in parentheses."""
+    before = ""
+    while before != sql:
+        before, sql = sql, re.sub(r"\([^()]*\)", "", sql)
+    return sql
 
 
 class Stage:

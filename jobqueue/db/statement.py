@@ -1,0 +1,72 @@
+"""Statements whose SQL is made once: Django takes longer to write one than a server to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Expression, QuerySet
+from django.db.models.sql.compiler import SQLCompiler
+
+
+class Blank(Expression):
+    """Stands in a query for a value of a column, to be given each time the statement runs."""
+
+    def __init__(self, model: type[models.Model], name: str) -> None:
+        field: Any = model._meta.get_field(name)
+        super().__init__(output_field=field)
+        self.name = name
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Any:
+        return "%s", (self,)
+
+
+def fill(
+    params: Sequence[Any], given: Mapping[str, Any], connection: BaseDatabaseWrapper
+) -> list[Any]:
+    """Return a statement's parameters with what is given in the place of its blanks."""
+    return [
+        param.output_field.get_db_prep_value(given[param.name], connection)
+        if isinstance(param, Blank)
+        else param
+        for param in params
+    ]
+
+
+class Select:
+    """A query for rows of values.
+
+    Args:
+        rows: a ``values_list()``, with blanks for what is given by their columns' names.
+    """
+
+    def __init__(self, rows: QuerySet[Any, Any]) -> None:
+        compiler = rows.query.get_compiler(rows.db)
+        self._using = rows.db
+        self._sql, self._params = compiler.as_sql()
+        self._columns = [column for column, *_ in compiler.select]
+
+    def __call__(self, **given: Any) -> list[tuple[Any, ...]]:
+        """Return the rows as they are now."""
+        connection = connections[self._using]
+        with connection.cursor() as cursor:
+            cursor.execute(self._sql, fill(self._params, given, connection))
+            rows = cursor.fetchall()
+        readers = [list(readers_of(column, connection)) for column in self._columns]
+        return [tuple(map(_read, row, readers)) for row in rows]
+
+
+def readers_of(column: Any, connection: BaseDatabaseWrapper) -> Iterator[Callable[[Any], Any]]:
+    """Yield what turns, one after the other, a value from the database into a column's."""
+    own = column.get_db_converters(connection)
+    for convert in connection.ops.get_db_converters(column) + own:
+        yield partial(convert, expression=column, connection=connection)
+
+
+def _read(value: Any, readers: Sequence[Callable[[Any], Any]]) -> Any:
+    for read in readers:
+        value = read(value)
+    return value
