@@ -28,7 +28,7 @@ from typing import Any, Final, Required, TypedDict, TypeVar, Unpack
 from django.db import DatabaseError, connections, router, transaction
 
 from jobqueue import conf, db, ledger, transitions
-from jobqueue.enqueue import check_edit
+from jobqueue.arguments import check_edit
 from jobqueue.exceptions import (
     InvalidJob,
     JobBusy,

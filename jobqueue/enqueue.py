@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
+from itertools import repeat
 from typing import Any, Final
 
-from django.conf import settings as django_settings
 from django.db import IntegrityError, connections, router
 from django.db.models.base import ModelState
-from django.db.models.expressions import DatabaseDefault
-from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from jobqueue import conf, db
+from jobqueue.arguments import PAYLOADS, Reader
 from jobqueue.backoff import Backoff
 from jobqueue.exceptions import InvalidJob
-from jobqueue.lifecycle import State, work_in
+from jobqueue.lifecycle import work_in
 from jobqueue.models import Job
-from jobqueue.payload import check_payload, check_text
 
-DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 # An active job with the key may finish, and another be born, between the INSERT and the look.
 UNIQUE_TRIES: Final = 5
 MAX_BATCH: Final = 10_000
@@ -82,12 +78,18 @@ def enqueue(
         "workspace": workspace,
         "metadata": metadata,
     }
-    clock = partial(db.now, using)
-    job = _build(spec, {}, {}, using, clock)
+    reader = Reader({}, partial(db.now, using))
+    columns = reader.read(spec)
+    if columns["run_after"] is None and db.tells_default_times(using):
+        del columns["run_after"]
+    else:
+        columns["run_after"] = columns["run_after"] or reader.now()
+        columns["enqueued_at"] = reader.now()
+    births = _Births(columns, {})
     if unique_key is not None:
-        return _insert_unique(job, using, clock)
-    db.retry_transient(using, partial(_insert, [job], using, clock))
-    _tell([job], using)
+        return _insert_unique(births, using)
+    (job,) = db.retry_transient(using, partial(_insert, births, using))
+    _tell(births, using)
     return job
 
 
@@ -118,61 +120,127 @@ def enqueue_many(
         conf.check_integer(batch_size, "batch_size", 1, MAX_BATCH)
     except ValueError as error:
         raise InvalidJob(str(error)) from None
-    clock = cache(partial(db.now, using))
-    defaults: dict[str, Any] = {}
-    jobs = []
-    for position, spec in enumerate(specs):
-        try:
-            if not isinstance(spec, Mapping):
-                raise InvalidJob(f"it must be a mapping of enqueue's arguments, not {spec!r:.80}")
-            jobs.append(_build(spec, common, defaults, using, clock))
-        except InvalidJob as error:
-            raise InvalidJob(f"job {position}: {error}") from None
+    reader = Reader(common, partial(db.now, using))
+    births = _Births.read(specs, reader)
+    if births is None:
+        return []
     try:
-        db.in_transaction(using, partial(_insert, jobs, using, clock, batch_size))
+        jobs = db.in_transaction(using, partial(_insert, births, using, batch_size))
     except IntegrityError:
-        _refuse_taken_keys(jobs, using)
+        _refuse_taken_keys(births, using)
         raise
-    _tell(jobs, using)
+    _tell(births, using)
     return jobs
 
 
-# -- From arguments to a row
+_ABSENT: Final = object()
 
 
-def _build(
-    spec: Mapping[str, Any],
-    common: Mapping[str, Any],
-    defaults: dict[str, Any],
-    using: str,
-    clock: Callable[[], datetime],
-) -> Job:
-    """Return one job, not yet stored; ``defaults`` keeps what those have that say nothing else."""
-    unknown = sorted(map(repr, {*spec, *common}.difference(_COLUMNS)))
-    if unknown:
-        raise InvalidJob(f"a job has no {', '.join(unknown)}")
-    task = spec.get("task") or common.get("task")
-    if not task:
-        raise InvalidJob("a job needs a task: the dotted path of a callable")
-    columns = dict(defaults)
-    try:
-        for name, read in _COLUMNS.items():
-            if name in spec:
-                columns[name] = read(spec[name])
-            elif name not in columns:
-                columns[name] = defaults[name] = read(common.get(name))
-    except (ValueError, TypeError) as error:
-        raise InvalidJob(f"{task!r:.300}: {error}") from None
-    run_after = columns.pop("run_after")
-    if run_after is None and db.tells_default_times(using):
-        return _job(columns)
-    now = clock()
-    try:
-        run_after = now if run_after is None else _moment(run_after, now)
-    except ValueError as error:
-        raise InvalidJob(f"{task!r:.300}: {error}") from None
-    state = State.SCHEDULED if run_after > now else State.WAITING
-    return _job({**columns, "state": state, "run_after": run_after, "enqueued_at": now})
+def _as_read(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns without the texts of JSON."""
+    left = dict(columns)
+    for text in PAYLOADS.values():
+        left.pop(text, None)
+    return left
+
+
+def _as_stored(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns with the texts of JSON in the place of what they say."""
+    stored = dict(columns)
+    for name, text in PAYLOADS.items():
+        if text in stored:
+            stored[name] = stored.pop(text)
+    return stored
+
+
+@dataclass(slots=True)
+class _Births:
+    """Jobs to be: by column, what all of them have and what they have one by one.
+
+    Without anything that they have one by one it is one job.
+    """
+
+    same: dict[str, Any]
+    each: dict[str, list[Any]]
+
+    @classmethod
+    def read(cls, specs: Iterable[Any], reader: Reader) -> _Births | None:
+        """Read the arguments of many jobs, if there are any."""
+        columns = defaultdict[str, list[Any]](list)
+        count = 0
+        for count, spec in enumerate(specs, 1):
+            try:
+                row = reader.read(spec)
+            except InvalidJob as error:
+                raise InvalidJob(f"job {count - 1}: {error}") from None
+            # The row itself is not kept: objects that last are what the garbage collector goes
+            # through, and for so many that takes longer than all the rest.
+            for name, value in row.items():
+                column = columns[name]
+                if len(column) < count - 1:
+                    column.extend(repeat(_ABSENT, count - 1 - len(column)))
+                column.append(value)
+        if not count:
+            return None
+        for column in columns.values():
+            column.extend(repeat(_ABSENT, count - len(column)))
+        births = cls._of(columns, reader.otherwise, reader.now())
+        if not births.each:
+            births.each["task"] = [births.same.pop("task")] * count
+        return births
+
+    @classmethod
+    def _of(
+        cls, columns: Mapping[str, list[Any]], otherwise: Mapping[str, Any], now: datetime
+    ) -> _Births:
+        """Return the jobs of columns with gaps, each filled with what is so otherwise."""
+        same = {**otherwise, "enqueued_at": now}
+        each = {}
+        for name, given in columns.items():
+            usual = same.pop(name, None)
+            column = [usual if value is _ABSENT else value for value in given]
+            is_json = name in PAYLOADS or name in PAYLOADS.values()
+            if is_json or any(value is not column[0] for value in column):
+                each[name] = column
+            else:
+                same[name] = column[0]
+        if "run_after" in each:
+            each["run_after"] = [moment or now for moment in each["run_after"]]
+        else:
+            same["run_after"] = same["run_after"] or now
+        return cls(same, each)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.each.values()), "1"))
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return the values of a column."""
+        return self.each[name] if name in self.each else [self.same[name]] * len(self)
+
+    def insert(self, using: str, batch_size: int) -> list[Job]:
+        """Store them in statements of many rows."""
+        same, each = _as_stored(self.same), _as_stored(self.each)
+        given = defaultdict[str, list[Any]](list)
+        for start in range(0, len(self), batch_size):
+            part = {name: column[start : start + batch_size] for name, column in each.items()}
+            for name, column in db.insert_columns(Job, using, same, part).items():
+                given[name] += column
+        return self.jobs(using, given)
+
+    def jobs(self, stored_in: str | None = None, given: Mapping[str, Any] = {}) -> list[Job]:
+        """Return what ``Job(...)`` would make of them, at a tenth of its cost."""
+        same = {**_blank(), **_as_read(self.same)}
+        jobs = []
+        for _ in range(len(self)):
+            job = Job.__new__(Job)
+            job.__dict__ = columns = same.copy()
+            columns["_state"] = state = ModelState()
+            state.adding, state.db = stored_in is None, stored_in
+            jobs.append(job)
+        for name, column in {**_as_read(self.each), **given}.items():
+            for job, value in zip(jobs, column, strict=True):
+                job.__dict__[name] = value
+        return jobs
 
 
 @cache
@@ -180,200 +248,49 @@ def _blank() -> dict[str, Any]:
     return Job().__dict__
 
 
-def _job(columns: Mapping[str, Any]) -> Job:
-    """Return what ``Job(**columns)`` would be, at a tenth of its cost."""
-    job = Job.__new__(Job)
-    job.__dict__ = {**_blank(), **columns, "_state": ModelState()}
-    return job
-
-
-def check_edit(changes: Mapping[str, Any], using: str) -> dict[str, Any]:
-    """Return new values of a queued job's columns as they are stored.
-
-    Raises:
-        InvalidJob: there are none, or one can't be stored; the message names it.
-    """
-    if not changes:
-        raise InvalidJob("there is nothing to edit")
-    try:
-        checked = {name: _COLUMNS[name](value) for name, value in changes.items()}
-        if "run_after" in checked:
-            checked["run_after"] = _moment(checked["run_after"], db.now(using))
-    except ValueError as error:
-        raise InvalidJob(str(error)) from None
-    return checked
-
-
-def _moment(run_after: datetime | timedelta, now: datetime) -> datetime:
-    moment = now + run_after if isinstance(run_after, timedelta) else run_after
-    if abs(moment - now) > conf.MAX_DURATION:
-        limit = f"{conf.MAX_DURATION.days:,} days"
-        raise ValueError(f"run_after must be within {limit} of now: {moment}")
-    return moment
-
-
-def _task(value: Any) -> str:
-    if not isinstance(value, str) or not DOTTED_PATH.fullmatch(value) or len(value) > 255:
-        raise ValueError("the task must be the dotted path of a callable, at most 255 characters")
-    if conf.get().VALIDATE_TASKS:
-        _import(value)
-    return str.__str__(value)
-
-
-@cache
-def _import(path: str) -> None:
-    try:
-        handler = import_string(path)
-    except Exception as error:  # a module may raise anything while it is imported
-        cause = str(error) if isinstance(error, ImportError) else repr(error)
-        raise ValueError(f"the task can't be imported: {cause}") from error
-    if not callable(handler):
-        raise ValueError(f"the task must be callable, not {handler!r:.80}")
-
-
-def _args(value: Any) -> Any:
-    value = () if value is None else value
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"args must be a list or a tuple, not {value!r:.80}")
-    return check_payload(value, "args", conf.get().MAX_PAYLOAD_BYTES)
-
-
-def _mapping(name: str) -> Any:
-    def read(value: Any) -> Any:
-        value = {} if value is None else value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be a mapping, not {value!r:.80}")
-        return check_payload(dict(value), name, conf.get().MAX_PAYLOAD_BYTES)
-
-    return read
-
-
-def _queue(value: Any) -> str:
-    return conf.check_known_queue("default" if value is None else value)
-
-
-def _priority(value: Any) -> int:
-    limit = conf.MAX_PRIORITY
-    return 0 if value is None else conf.check_integer(value, "priority", -limit, limit)
-
-
-def _run_after(value: Any) -> datetime | timedelta | None:
-    if value is None:
-        return None
-    if not isinstance(value, datetime | timedelta | int | float):
-        raise ValueError(f"run_after must be a datetime, seconds or a timedelta, not {value!r:.80}")
-    if not isinstance(value, datetime):
-        return conf.check_seconds(value, "run_after", zero=True)
-    if timezone.is_naive(value) == django_settings.USE_TZ:
-        wanted = "have a time zone, since" if django_settings.USE_TZ else "be naive, without"
-        raise ValueError(f"run_after must {wanted} USE_TZ: {value.isoformat()}")
-    return value
-
-
-def _max_attempts(value: Any) -> int:
-    if value is None:
-        return conf.get().MAX_ATTEMPTS
-    return conf.check_integer(value, "max_attempts", 1, conf.MAX_BUDGET)
-
-
-def _backoff(value: Any) -> dict[str, float]:
-    return (conf.get().BACKOFF if value is None else Backoff.parse(value)).as_dict()
-
-
-def _timeout(value: Any) -> timedelta | None:
-    value = conf.get().TIMEOUT if value is None else value
-    return None if value is None else conf.check_seconds(value, "timeout")
-
-
-def _text(name: str, length: int) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        value = "" if value is None else value
-        if not isinstance(value, str) or len(value) > length:
-            raise ValueError(f"{name} must be text of at most {length} characters: {value!r:.80}")
-        check_text(value, name)
-        return str.__str__(value)
-
-    return read
-
-
-def _unique_key(value: Any) -> str | None:
-    if value is None:
-        return None
-    if value == "":
-        raise ValueError("unique_key must not be empty")
-    return _text("unique_key", 255)(value)
-
-
-_COLUMNS: Final[Mapping[str, Any]] = {
-    "task": _task,
-    "args": _args,
-    "kwargs": _mapping("kwargs"),
-    "queue": _queue,
-    "priority": _priority,
-    "run_after": _run_after,
-    "max_attempts": _max_attempts,
-    "backoff": _backoff,
-    "timeout": _timeout,
-    "unique_key": _unique_key,
-    "workspace": _text("workspace", 100),
-    "metadata": _mapping("metadata"),
-}
-
-
 # -- Inserting
 
 
-def _insert(
-    jobs: Sequence[Job], using: str, clock: Callable[[], datetime], batch_size: int = MAX_BATCH
-) -> None:
-    for job in jobs:  # An attempt that was rolled back has left its marks.
-        job.pk, job._state.adding = None, True
+def _insert(births: _Births, using: str, batch_size: int = MAX_BATCH) -> list[Job]:
     if db.has_batches(using):
-        if len(jobs) > 1:
-            # To read a time back for each row costs more than to ask for it once.
-            now = clock()
-            for job in jobs:
-                for name in ("run_after", "enqueued_at"):
-                    if isinstance(job.__dict__[name], DatabaseDefault):
-                        job.__dict__[name] = now
-        for start in range(0, len(jobs), batch_size):
-            db.insert_rows(jobs[start : start + batch_size], using)
-    elif len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
+        return births.insert(using, batch_size)
+    jobs = births.jobs()
+    if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
         Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
     else:  # MySQL tells the new id of one row only.
         for job in jobs:
             job.save(using=using)
+    return jobs
 
 
-def _tell(jobs: Iterable[Job], using: str) -> None:
+def _tell(births: _Births, using: str) -> None:
     """Wake workers of the jobs' queues, once the jobs are committed."""
-    db.wake_after_commit(using, {work_in(job.queue) for job in jobs})
+    db.wake_after_commit(using, map(work_in, set(births.column("queue"))))
 
 
 # -- Unique keys
 
 
-def _insert_unique(job: Job, using: str, clock: Callable[[], datetime]) -> Job:
-    """Insert ``job``, or return the unfinished one that has its key.
+def _insert_unique(births: _Births, using: str) -> Job:
+    """Insert one job, or return the unfinished one that has its key.
 
     The unique index decides, so any number of callers at once get one row.
     """
+    (key,) = births.column("unique_key")
     for _ in range(UNIQUE_TRIES):
         try:
-            db.in_transaction(using, partial(_insert, [job], using, clock))
-            _tell([job], using)
+            (job,) = db.in_transaction(using, partial(_insert, births, using))
+            _tell(births, using)
             return job
         except IntegrityError:
-            holder = Job.objects.using(using).filter(unique_key=job.unique_key).first()
+            holder = Job.objects.using(using).filter(unique_key=key).first()
             if holder:
                 return holder
-    raise InvalidJob(
-        f"unique_key {job.unique_key!r} is taken by a job that this transaction can't see"
-    )
+    raise InvalidJob(f"unique_key {key!r} is taken by a job that this transaction can't see")
 
 
-def _refuse_taken_keys(jobs: Sequence[Job], using: str) -> None:
-    keys = [job.unique_key for job in jobs if job.unique_key is not None]
+def _refuse_taken_keys(births: _Births, using: str) -> None:
+    keys = [key for key in births.column("unique_key") if key is not None]
     taken = set(
         Job.objects.using(using).filter(unique_key__in=keys).values_list("unique_key", flat=True)
     )

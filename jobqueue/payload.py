@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 # MariaDB's JSON functions (JSON_VALID guards the column) stop at 32 levels.
 MAX_DEPTH = 30
 MAX_NUMBER = 2**63 - 1
 
 
+_as_text: Final = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), check_circular=False
+).encode
+
+# What will be read back, and the JSON text of it.
+Payload = tuple[Any, str]
+
+
 def check_text(text: str, place: str) -> None:
     """Raise ``ValueError``, naming ``place``, if some engine can't store ``text``."""
+    if flaw := _flaw(text):
+        raise ValueError(f"{place} {flaw}")
+
+
+def _flaw(text: str) -> str:
     if "\x00" in text:
-        raise ValueError(f"{place} contains a NUL character")
+        return "contains a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{place} contains a lone surrogate, which is not Unicode text") from None
+        return "contains a lone surrogate, which is not Unicode text"
+    return ""
 
 
 def clean_text(text: str, limit: int) -> str:
@@ -37,7 +52,14 @@ def clean_text(text: str, limit: int) -> str:
 
 
 def check_payload(value: Any, place: str, max_bytes: int) -> Any:
-    """Return ``value`` as the JSON types that will be read back (tuples become lists).
+    """Return ``value`` as the JSON types that will be read back; see ``read_payload``."""
+    if value is None or value is True or value is False:
+        return value
+    return read_payload(value, place, max_bytes)[0]
+
+
+def read_payload(value: Any, place: str, max_bytes: int) -> Payload:
+    """Return ``value`` as the JSON types that will be read back (tuples become lists), and as text.
 
     Args:
         value: the payload.
@@ -47,13 +69,27 @@ def check_payload(value: Any, place: str, max_bytes: int) -> Any:
     Raises:
         ValueError: something in it can't be stored, naming the path to it.
     """
-    if value is None or value is True or value is False:
-        return value
-    plain = _Plain(max_bytes).read(value, place, 0)
-    size = len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode())
+    try:
+        plain = _Plain(max_bytes).read(value, 0)
+    except _Fault as fault:
+        raise ValueError(f"{fault.before}{place}{fault.path} {fault.what}") from None
+    text = _as_text(plain)
+    size = len(text.encode())
     if size > max_bytes:
-        raise ValueError(_too_large(place, f"{size:,}", max_bytes))
-    return plain
+        raise ValueError(f"{place} {_too_large(f'{size:,}', max_bytes)}")
+    return plain, text
+
+
+class _Fault(Exception):
+    """What can't be stored. Those who hold it add to the path to it, from the inside out."""
+
+    def __init__(self, what: str, before: str = "") -> None:
+        self.what = what
+        self.before = before
+        self.path = ""
+
+    def inside(self, step: str) -> None:
+        self.path = step + self.path
 
 
 class _Plain:
@@ -65,59 +101,77 @@ class _Plain:
         # in memory and without end as JSON.
         self._left = max_bytes // 2 + 1
 
-    def read(self, value: Any, path: str, depth: int) -> Any:
-        """Return ``value`` as plain types, or raise ``ValueError`` naming the path to the fault."""
+    def read(self, value: Any, depth: int) -> Any:
+        """Return ``value`` as plain types, or raise ``_Fault``."""
         if depth > MAX_DEPTH:
-            raise ValueError(f"{path} is nested more than {MAX_DEPTH} levels deep")
-        if value is None or isinstance(value, bool):
+            raise _Fault(f"is nested more than {MAX_DEPTH} levels deep")
+        if value is None or value is True or value is False:
+            return value
+        if type(value) is int and -MAX_NUMBER <= value <= MAX_NUMBER:
             return value
         if isinstance(value, str):
-            check_text(value, path)
+            if flaw := _flaw(value):
+                raise _Fault(flaw)
             return str.__str__(value)
-        if isinstance(value, int | float):
-            return _number(value, path)
-        if isinstance(value, list | tuple):
-            self._take(len(value), path)
-            return [
-                self.read(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)
-            ]
+        if isinstance(value, (int, float)):
+            return _number(value)
+        if isinstance(value, (list, tuple)):
+            return self._list(value, depth)
         if isinstance(value, dict):
-            self._take(len(value), path)
-            return {
-                _key(key, path): self.read(item, f"{path}[{key!r:.80}]", depth + 1)
-                for key, item in value.items()
-            }
-        raise ValueError(
-            f"{path} is a {type(value).__name__}, which JSON can't hold: {value!r:.80}"
-        )
+            return self._dict(value, depth)
+        raise _Fault(f"is a {type(value).__name__}, which JSON can't hold: {value!r:.80}")
 
-    def _take(self, items: int, path: str) -> None:
+    def _list(self, value: Sequence[Any], depth: int) -> list[Any]:
+        self._take(len(value))
+        plain: list[Any] = []
+        try:
+            for item in value:
+                plain.append(self.read(item, depth + 1))
+        except _Fault as fault:
+            fault.inside(f"[{len(plain)}]")
+            raise
+        return plain
+
+    def _dict(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        self._take(len(value))
+        plain = {}
+        for key, item in value.items():
+            name = _key(key)
+            try:
+                plain[name] = self.read(item, depth + 1)
+            except _Fault as fault:
+                fault.inside(f"[{key!r:.80}]")
+                raise
+        return plain
+
+    def _take(self, items: int) -> None:
         self._left -= items
         if self._left < 0:
-            raise ValueError(_too_large(path, f"more than {self._max_bytes:,}", self._max_bytes))
+            raise _Fault(_too_large(f"more than {self._max_bytes:,}", self._max_bytes))
 
 
-def _number(value: float, path: str) -> int | float:
+def _number(value: float) -> int | float:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path} is {value}, which JSON can't hold")
+        raise _Fault(f"is {value}, which JSON can't hold")
     if abs(value) > MAX_NUMBER:
         shown = f"{value!r}" if isinstance(value, float) else f"of {value.bit_length()} bits"
-        raise ValueError(f"{path} is a number beyond 64 bits: {shown}")
+        raise _Fault(f"is a number beyond 64 bits: {shown}")
     if isinstance(value, int):
         return int(value)
     # From 1e16 on PostgreSQL reads back an integer, not always this one; and it has no -0.0.
     return int(value) if abs(value) >= 1e16 else float(value) + 0.0
 
 
-def _key(key: Any, path: str) -> str:
+def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"{path} has a key that is not a string: {key!r:.80}")
-    check_text(key, f"a key of {path}")
+        raise _Fault(f"has a key that is not a string: {key!r:.80}")
+    if flaw := _flaw(key):
+        raise _Fault(flaw, "a key of ")
     return str.__str__(key)
 
 
-def _too_large(place: str, size: str, max_bytes: int) -> str:
+def _too_large(size: str, max_bytes: int) -> str:
     return (
-        f"{place} takes {size} bytes as JSON; at most {max_bytes:,} are allowed "
+        f"takes {size} bytes as JSON; at most {max_bytes:,} are allowed "
         "(JOBQUEUE['MAX_PAYLOAD_BYTES']): store it elsewhere and pass a reference"
     )

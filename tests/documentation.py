@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from jobqueue import enqueue
+from jobqueue import arguments
 from jobqueue.worker import execute
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +96,6 @@ def importable(texts: Iterable[str], directory: Path) -> Iterator[None]:
         packages = {path.name for path in directory.iterdir()}
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]
-        enqueue._import.cache_clear()
+        arguments._path.cache_clear()
         execute._handler.cache_clear()
         execute._imported.cache_clear()

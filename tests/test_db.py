@@ -137,7 +137,7 @@ def test_a_lock_timeout_is_tried_again(alias: str, monkeypatch: pytest.MonkeyPat
     with fresh_connection(alias), open_elsewhere(alias, lambda: pause("a")) as release:
         never_wait_for_locks(alias)
         waited: list[float] = []
-        monkeypatch.setattr(db.time, "sleep", lambda wait: (waited.append(wait), release()))
+        monkeypatch.setattr(db.trouble.time, "sleep", lambda wait: (waited.append(wait), release()))
         assert db.in_transaction(alias, lambda: pause("a")) == 1
     assert len(waited) == 1
 
@@ -145,7 +145,7 @@ def test_a_lock_timeout_is_tried_again(alias: str, monkeypatch: pytest.MonkeyPat
 def test_after_six_tries_the_error_is_raised(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     QueueFactory(name="a")
     waited: list[float] = []
-    monkeypatch.setattr(db.time, "sleep", waited.append)
+    monkeypatch.setattr(db.trouble.time, "sleep", waited.append)
     with fresh_connection(alias), open_elsewhere(alias, lambda: pause("a")):
         never_wait_for_locks(alias)
         with pytest.raises(DatabaseError) as raised:
@@ -159,7 +159,7 @@ def test_inside_a_transaction_nothing_is_tried_again(
 ) -> None:
     """Only the whole transaction can be run again, and that is its owner's to do."""
     QueueFactory(name="a")
-    monkeypatch.setattr(db.time, "sleep", lambda wait: pytest.fail("tried again"))
+    monkeypatch.setattr(db.trouble.time, "sleep", lambda wait: pytest.fail("tried again"))
     with other_connection(alias) as connection, use_connection(connection):
         if connection.vendor == "sqlite":
             connection.ensure_connection()
@@ -199,7 +199,7 @@ def raised_by(work: Callable[[], object]) -> DatabaseError:
 
 
 def test_other_errors_are_raised_at_once(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(db.time, "sleep", lambda wait: pytest.fail("tried again"))
+    monkeypatch.setattr(db.trouble.time, "sleep", lambda wait: pytest.fail("tried again"))
     QueueFactory(name="a")
     twice = raised_by(lambda: db.in_transaction(alias, lambda: Queue.objects.create(name="a")))
     nonsense = raised_by(lambda: db.retry_transient(alias, lambda: run(alias, "NONSENSE")))

@@ -117,6 +117,14 @@ def test_one_statement_is_all(alias: str, options: dict[str, Any]) -> None:
     assert len(queries) == 1
 
 
+def test_what_the_database_gave_is_returned_exactly(alias: str) -> None:
+    for _ in range(20):
+        job = enqueue(TASK)
+        row = stored(job)
+        assert {name: getattr(job, name) for name in row} == row
+        assert job.run_after.tzinfo is not None
+
+
 # -- times
 
 

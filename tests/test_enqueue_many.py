@@ -70,6 +70,49 @@ def test_what_is_common_is_said_once(alias: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_only_some_say_is_common_for_the_others(alias: str, insert: None, order: int) -> None:
+    """Whatever the order in which it first comes up."""
+    specs: list[dict[str, Any]] = [
+        {},
+        {"args": [1]},
+        {"priority": 3, "run_after": None},
+        {"run_after": 60, "kwargs": {"a": 1}},
+        {"args": None, "queue": None, "priority": None},
+    ]
+    jobs = enqueue_many(specs[::order], task=TASK, queue="mail", args=[0], run_after=60)[::order]
+    assert [(job.args, job.kwargs, job.queue, job.priority, job.state) for job in jobs] == [
+        ([0], {}, "mail", 0, "scheduled"),
+        ([1], {}, "mail", 0, "scheduled"),
+        ([0], {}, "mail", 3, "waiting"),
+        ([0], {"a": 1}, "mail", 0, "scheduled"),
+        ([], {}, "default", 0, "scheduled"),
+    ]
+    for job in jobs:
+        row = stored(job)
+        assert {name: getattr(job, name) for name in row} == row
+
+
+@pytest.mark.parametrize("options", [{}, {"args": [1], "run_after": 60}], ids=["least", "more"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_jobs_may_be_all_alike(alias: str, count: int, options: dict[str, Any]) -> None:
+    jobs = enqueue_many([{}] * count, task=TASK, **options)
+    assert len({job.pk for job in jobs}) == len(jobs) == Job.objects.count() == count
+    assert [job.args for job in jobs] == [options.get("args", [])] * count
+
+
+def test_specs_are_read_as_they_come(alias: str) -> None:
+    """A generator may hand out the same dictionary again and again, with other contents."""
+
+    def again() -> Iterator[dict[str, Any]]:
+        spec: dict[str, Any] = {"task": TASK, "args": [0]}
+        for number in range(3):
+            spec["args"][0] = number
+            yield spec
+
+    assert [job.args for job in enqueue_many(again())] == [[0], [1], [2]]
+
+
 def test_no_jobs_are_no_trouble(alias: str) -> None:
     assert enqueue_many([]) == []
 
@@ -187,7 +230,7 @@ def test_a_passing_trouble_is_tried_again(
 
     with fresh_connection(alias), open_elsewhere(alias, lock_all) as roll_back:
         never_wait_for_locks(alias)
-        monkeypatch.setattr(db.time, "sleep", lambda wait: roll_back())
+        monkeypatch.setattr(db.trouble.time, "sleep", lambda wait: roll_back())
         jobs = [enqueue(TASK)] if count == 1 else enqueue_many(specs(count))
     assert set(Job.objects.values_list("pk", flat=True)) == {job.pk for job in jobs}
     assert len(jobs) == count

@@ -140,7 +140,7 @@ def test_a_passing_trouble_is_tried_again(alias: str, monkeypatch: pytest.Monkey
     """A producer is not told of a lock that was gone a moment later."""
     with fresh_connection(alias), open_elsewhere(alias, lambda: keyed(args=[1])) as roll_back:
         never_wait_for_locks(alias)
-        monkeypatch.setattr(db.time, "sleep", lambda wait: roll_back())
+        monkeypatch.setattr(db.trouble.time, "sleep", lambda wait: roll_back())
         job = keyed(args=[2])
     assert (Job.objects.get().pk, job.args) == (job.pk, [2])
 

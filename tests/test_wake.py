@@ -32,7 +32,7 @@ def notifying(settings: Any) -> Iterator[None]:
     settings.JOBQUEUE = {**settings.JOBQUEUE, "NOTIFY": True}
     wake._last_sent.clear()
     yield
-    handlers.seen.clear()
+    handlers.reset()
 
 
 class Ears:

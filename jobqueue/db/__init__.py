@@ -1,11 +1,8 @@
-"""What each engine can do, its clock and its passing troubles: all vendor knowledge is here."""
+"""What each engine can do, and its clock: all vendor knowledge is in this package."""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -30,36 +27,29 @@ from django.utils import timezone
 from jobqueue.db.alike import Alike as Alike
 from jobqueue.db.alike import drawn_between as drawn_between
 from jobqueue.db.alike import pages_alike as pages_alike
-from jobqueue.db.batch import Choice as Choice
 from jobqueue.db.batch import Companions as Companions
-from jobqueue.db.batch import UpdateChosen as UpdateChosen
 from jobqueue.db.batch import has_batches as has_batches
-from jobqueue.db.batch import insert_rows as insert_rows
 from jobqueue.db.batch import update_each as update_each
+from jobqueue.db.chosen import Choice as Choice
+from jobqueue.db.chosen import UpdateChosen as UpdateChosen
 from jobqueue.db.horizon import Snapshot as Snapshot
 from jobqueue.db.horizon import oldest_snapshot as oldest_snapshot
+from jobqueue.db.insert import insert_columns as insert_columns
+from jobqueue.db.insert import insert_rows as insert_rows
 from jobqueue.db.statement import Blank as Blank
 from jobqueue.db.statement import Select as Select
+from jobqueue.db.trouble import TRIES as TRIES
+from jobqueue.db.trouble import can_go_on as can_go_on
+from jobqueue.db.trouble import in_transaction as in_transaction
+from jobqueue.db.trouble import is_lock_refused as is_lock_refused
+from jobqueue.db.trouble import is_transient as is_transient
+from jobqueue.db.trouble import retry_transient as retry_transient
+from jobqueue.db.trouble import waits as waits
 from jobqueue.db.wake import Listener as Listener
 from jobqueue.db.wake import can_wake as can_wake
 from jobqueue.db.wake import wake_after_commit as wake_after_commit
 
-Result = TypeVar("Result")
 Rows = TypeVar("Rows", bound=QuerySet[Any])
-
-# SQLSTATE: serialization_failure, deadlock_detected, lock_not_available.
-_TRANSIENT_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
-# MySQL and MariaDB: lock wait timeout, deadlock, record changed since last read (snapshot mode),
-# lock not available at once.
-_TRANSIENT_ERRNOS: Final = frozenset({1205, 1213, 1020, 3572})
-# The part of them that says: somebody else has the lock, and waiting is over or wasn't wanted.
-_LOCK_REFUSED: Final = frozenset({"55P03", 1205, 3572})
-_SQLITE_LOCKED: Final = ("database is locked", "database table is locked")
-
-TRIES: Final = 6
-FIRST_WAIT: Final = 0.05
-LONGEST_WAIT: Final = 2.0
-
 
 # -- The clock
 
@@ -259,74 +249,6 @@ def lock_holder(using: str, table: str, row_id: int) -> str:
     except DatabaseError:  # Some accounts may not look.
         return ""
     return row[0] if row else ""
-
-
-# -- Passing troubles
-
-
-def is_transient(error: BaseException) -> bool:
-    """Say whether running the same transaction again may well succeed."""
-    cause = error.__cause__ or error
-    if getattr(cause, "sqlstate", None) in _TRANSIENT_SQLSTATES:
-        return True
-    code = cause.args[0] if cause.args else None
-    return code in _TRANSIENT_ERRNOS or (isinstance(code, str) and code.startswith(_SQLITE_LOCKED))
-
-
-def is_lock_refused(error: BaseException) -> bool:
-    """Say whether the error is just that somebody else has a row's lock."""
-    cause = error.__cause__ or error
-    code = cause.args[0] if cause.args else None
-    return getattr(cause, "sqlstate", None) in _LOCK_REFUSED or code in _LOCK_REFUSED
-
-
-def can_go_on(using: str) -> bool:
-    """Say whether, after an error, another transaction can be tried on this connection."""
-    connection = connections[using]
-    if connection.in_atomic_block:
-        return False
-    try:
-        connection.ensure_connection()
-    except DatabaseError:
-        return False
-    return connection.is_usable()
-
-
-def waits(first: float = FIRST_WAIT, longest: float = LONGEST_WAIT) -> Iterator[float]:
-    """Yield growing waits in seconds, without end: doubled each time, spread by up to a half."""
-    wait = first
-    while True:
-        yield wait * (0.5 + random.random() / 2)
-        wait = min(wait * 2, longest)
-
-
-def retry_transient(using: str, work: Callable[[], Result]) -> Result:
-    """Return ``work()``, run again after a deadlock, a lock timeout or a locked database.
-
-    Inside a caller's transaction it runs once: only the whole of that can be run again.
-
-    Raises:
-        DatabaseError: anything else, or the last of 6 transient errors.
-    """
-    pauses = waits()
-    for left in range(TRIES - 1, -1, -1):
-        try:
-            return work()
-        except DatabaseError as error:
-            if not left or connections[using].in_atomic_block or not is_transient(error):
-                raise
-            time.sleep(next(pauses))
-    raise AssertionError("unreachable")  # pragma: no cover
-
-
-def in_transaction(using: str, work: Callable[[], Result]) -> Result:
-    """Run ``work`` in a transaction of its own (or a savepoint of the caller's); see above."""
-
-    def attempt() -> Result:
-        with transaction.atomic(using=using):
-            return work()
-
-    return retry_transient(using, attempt)
 
 
 # -- Connections of the current thread. One that breaks at being closed is closed.

@@ -10,7 +10,8 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models import Func, QuerySet, Value
 
-from jobqueue.db.batch import Row, _instances, has_batches
+from jobqueue.db.batch import has_batches
+from jobqueue.db.convert import Row, instances
 
 
 class Alike(NamedTuple, Generic[Row]):
@@ -58,7 +59,7 @@ def _read(
             group = groups.setdefault(tuple(values), [])
             group += ids if has_batches(using) else [ids]
     found = [(min(ids), *values) for values, ids in groups.items()]
-    firsts = _instances(model, [model._meta.pk, *fields], {}, found, using)
+    firsts = instances(model, [model._meta.pk, *fields], {}, found, using)
     return [Alike(row, sorted(ids)) for row, ids in zip(firsts, groups.values(), strict=True)]
 
 

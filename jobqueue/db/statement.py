@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression, QuerySet
 from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.subqueries import UpdateQuery
+
+from jobqueue.db.convert import readers_of
 
 
 class Blank(Expression):
@@ -59,14 +61,22 @@ class Select:
         return [tuple(map(_read, row, readers)) for row in rows]
 
 
-def readers_of(column: Any, connection: BaseDatabaseWrapper) -> Iterator[Callable[[Any], Any]]:
-    """Yield what turns, one after the other, a value from the database into a column's."""
-    own = column.get_db_converters(connection)
-    for convert in connection.ops.get_db_converters(column) + own:
-        yield partial(convert, expression=column, connection=connection)
-
-
 def _read(value: Any, readers: Sequence[Callable[[Any], Any]]) -> Any:
     for read in readers:
         value = read(value)
     return value
+
+
+def update_parts(
+    rows: QuerySet[Any], changes: Mapping[str, Any]
+) -> tuple[str, Sequence[Any], list[str], Sequence[Any]]:
+    """Return ``UPDATE ... SET ...`` and the conditions of ``rows``, each with its parameters."""
+    query: Any = rows.query.chain(UpdateQuery)
+    query.add_update_values(dict(changes))
+    where, query.where = query.where, type(query.where)()
+    compiler = query.get_compiler(rows.db)
+    head, head_params = compiler.as_sql()
+    if not where:
+        return head, head_params, [], ()
+    sql, params = compiler.compile(where)
+    return head, head_params, [f"({sql})"], params

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from functools import cache
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import connections
 
 from jobqueue import conf
+from jobqueue.db.trouble import waits
 
 CHANNEL: Final = "jobqueue"
 # A transaction that notifies keeps others from sharing an fsync with it, so of many equal words in
@@ -43,6 +45,7 @@ LONGEST_WAIT: Final = 30.0
 _last_sent: Final[dict[tuple[str, str], float]] = {}
 
 
+@cache
 def can_wake(using: str) -> bool:
     """Say whether this database can tell workers of new work."""
     return connections[using].vendor == "postgresql"
@@ -53,23 +56,28 @@ def wake_after_commit(using: str, words: Iterable[str]) -> None:
 
     A trouble at that is logged and goes no further: the work itself is committed.
     """
+    if not (conf.get().NOTIFY and can_wake(using)):
+        return
     connection = connections[using]
+    said = set(words)
     # Who commits by hand has no hook for it, and this is a hint, not worth an error.
-    has_hooks = connection.in_atomic_block or connection.get_autocommit()
-    if conf.get().NOTIFY and can_wake(using) and has_hooks:
-        said = sorted(set(words))
-        if said:
-            transaction.on_commit(lambda: _wake(using, said), using=using, robust=True)
+    if connection.in_atomic_block or (connection.autocommit and _due(using, said)):
+        connection.on_commit(lambda: _wake(using, said), robust=True)
+
+
+def _due(using: str, words: Iterable[str]) -> list[str]:
+    """Return those of ``words`` that weren't sent just now."""
+    now = time.monotonic()
+    return [word for word in words if now - _last_sent.get((using, word), -1.0) >= COALESCE]
 
 
 def _wake(using: str, words: Iterable[str]) -> None:
-    now = time.monotonic()
-    due = [word for word in words if now - _last_sent.get((using, word), -1.0) >= COALESCE]
+    due = sorted(_due(using, words))
     if not due:
         return
     if len(_last_sent) > REMEMBERED:
         _last_sent.clear()
-    _last_sent.update({(using, word): now for word in due})
+    _last_sent.update(dict.fromkeys([(using, word) for word in due], time.monotonic()))
     with connections[using].cursor() as cursor:
         # Nobody waits for the disk: there is nothing to be lost.
         cursor.execute(
@@ -117,18 +125,17 @@ class Listener:
         self._ours.close()
 
     def _run(self) -> None:
-        wait = FIRST_WAIT
+        pauses = waits(FIRST_WAIT, LONGEST_WAIT)
         with closing(self._theirs):
             while not self._ended:
                 try:
                     with closing(self._connect()) as connection:
-                        wait = FIRST_WAIT
+                        pauses = waits(FIRST_WAIT, LONGEST_WAIT)
                         self._ready()
                         self._listen(connection)
                 except Exception as error:
                     self._trouble(error)
-                    self._sleep(wait)
-                    wait = min(wait * 2, LONGEST_WAIT)
+                    self._sleep(next(pauses))
 
     def _connect(self) -> Any:
         wrapper = connections[self._using].copy()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from jobqueue import coordinator, transitions
-from jobqueue.enqueue import check_edit
+from jobqueue.arguments import check_edit
 from jobqueue.lifecycle import (
     FINAL,
     HELD,

@@ -406,7 +406,7 @@ def solos(table: Table) -> Iterator[tuple[str, Scene]]:
 @contextmanager
 def table(alias: str) -> Iterator[Table]:
     """Set the table on one engine. Nobody waits between two tries, and nobody logs."""
-    no_waits = mock.patch.object(db, "waits", return_value=itertools.repeat(0.0))
+    no_waits = mock.patch.object(db.trouble, "waits", return_value=itertools.repeat(0.0))
     silence = mock.patch.object(logging.getLogger("jobqueue"), "disabled", True)
     with schedule.stage(alias) as stage, no_waits, silence:
         yield Table(alias, stage, db.now(alias))
