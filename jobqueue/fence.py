@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db import router
@@ -83,8 +84,25 @@ def update(job: Job, changes: dict[str, Any], where: Q, using: str) -> bool:
 
     What counts is rows matched, not rows changed: Django asks MySQL for those (FOUND_ROWS).
     """
-    fence = Job.objects.using(using).matching(job.pk, job.fingerprint).filter(where)
-    return fence.update(version=F("version") + 1, **changes) == 1
+    expected = guards.unchanged(job.fingerprint)
+    run = _updating(tuple(expected), job.state, where, tuple(changes), using)
+    new = {f"new_{name}": value for name, value in changes.items()}
+    return run(id=job.pk, **expected, **new) == 1
+
+
+@lru_cache(maxsize=256)
+def _updating(
+    expected: tuple[str, ...], state: str, where: Q, changed: tuple[str, ...], using: str
+) -> db.Update:
+    """Return the statement for all jobs of a state of which the same is expected and changed."""
+    lookups: guards.Where = {
+        name: True if name.endswith("__isnull") else db.Blank(Job, name) for name in expected
+    }
+    if "state" in lookups:
+        lookups["state"] = state  # which is compared in a form of its own
+    rows = Job.objects.using(using).alike(lookups).filter(where, pk=db.Blank(Job, "id"))
+    new = {name: db.Blank(Job, name, f"new_{name}") for name in changed}
+    return db.Update(rows, {"version": F("version") + 1, **new})
 
 
 def apply(decided: Sequence[tuple[Job, Plan]], actor: str | None, using: str) -> list[SettleResult]:

@@ -25,7 +25,7 @@ from jobqueue.models import Job
 from tests.helpers import other_connection, use_connection
 from tests.races.scenes import write_raw
 
-FENCE = re.compile(r"\bversion\W = %s")
+FENCE = re.compile(r"\bversion\W = \(?%s")
 
 # Every verb of a coordinator, with the arguments that it needs.
 CALLS: dict[str, Callable[..., Any]] = {

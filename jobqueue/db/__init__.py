@@ -38,6 +38,7 @@ from jobqueue.db.insert import insert_columns as insert_columns
 from jobqueue.db.insert import insert_rows as insert_rows
 from jobqueue.db.statement import Blank as Blank
 from jobqueue.db.statement import Select as Select
+from jobqueue.db.statement import Update as Update
 from jobqueue.db.trouble import TRIES as TRIES
 from jobqueue.db.trouble import can_go_on as can_go_on
 from jobqueue.db.trouble import in_transaction as in_transaction

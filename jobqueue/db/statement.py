@@ -15,12 +15,18 @@ from jobqueue.db.convert import readers_of
 
 
 class Blank(Expression):
-    """Stands in a query for a value of a column, to be given each time the statement runs."""
+    """Stands in a query for a value of a column, to be given each time the statement runs.
 
-    def __init__(self, model: type[models.Model], name: str) -> None:
-        field: Any = model._meta.get_field(name)
+    Args:
+        model: whose column.
+        column: its name.
+        name: under which it is given, if not by the column's.
+    """
+
+    def __init__(self, model: type[models.Model], column: str, name: str | None = None) -> None:
+        field: Any = model._meta.get_field(column)
         super().__init__(output_field=field)
-        self.name = name
+        self.name = name or column
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Any:
         return "%s", (self,)
@@ -31,7 +37,7 @@ def fill(
 ) -> list[Any]:
     """Return a statement's parameters with what is given in the place of its blanks."""
     return [
-        param.output_field.get_db_prep_value(given[param.name], connection)
+        param.output_field.get_db_prep_save(given[param.name], connection)
         if isinstance(param, Blank)
         else param
         for param in params
@@ -59,6 +65,28 @@ class Select:
             rows = cursor.fetchall()
         readers = [list(readers_of(column, connection)) for column in self._columns]
         return [tuple(map(_read, row, readers)) for row in rows]
+
+
+class Update:
+    """An UPDATE.
+
+    Args:
+        rows: which rows, with blanks.
+        changes: by column, the value, expression or blank that they get.
+    """
+
+    def __init__(self, rows: QuerySet[Any], changes: Mapping[str, Any]) -> None:
+        self._using = rows.db
+        head, head_params, where, where_params = update_parts(rows, changes)
+        self._sql = f"{head} WHERE {' AND '.join(where)}"
+        self._params = [*head_params, *where_params]
+
+    def __call__(self, **given: Any) -> int:
+        """Run it, and return how many rows it met."""
+        connection = connections[self._using]
+        with connection.cursor() as cursor:
+            cursor.execute(self._sql, fill(self._params, given, connection))
+            return int(cursor.rowcount)
 
 
 def _read(value: Any, readers: Sequence[Callable[[Any], Any]]) -> Any:

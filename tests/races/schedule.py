@@ -245,7 +245,7 @@ def _session(connection: BaseDatabaseWrapper) -> int:
 
 def _kind(sql: str, *, locks: bool) -> str:
     word = sql.split(maxsplit=1)[0].upper()
-    table = _TABLE.search(_without_subqueries(sql))
+    table = _TABLE.search(_without_subqueries(sql)) or _TABLE.search(sql)
     if not table or word not in _ACTIONS:
         return word.lower()
     action = _ACTIONS[word]
