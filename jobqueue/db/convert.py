@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -13,6 +13,8 @@ from django.db.models.base import ModelState
 
 Row = TypeVar("Row", bound=models.Model)
 Values = Mapping[str, Sequence[Any]]
+
+_decode: Final = json.JSONDecoder().raw_decode
 
 
 def plain(field: Any, value: Any, connection: BaseDatabaseWrapper) -> Any:
@@ -67,7 +69,8 @@ def instances(
 def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
     """Yield what turns a value from the database into the field's."""
     if isinstance(field, models.JSONField) and field.decoder is None:
-        yield lambda value: value if value is None else json.loads(value)
+        # Half of what json.loads() takes goes into looking for what may come before and after.
+        yield lambda value: value if value is None else _decode(value.lstrip())[0]
         return
     yield from readers_of(field.get_col(field.model._meta.db_table), connections[using])
 
