@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from jobqueue import db
 from jobqueue.lifecycle import State
@@ -36,11 +37,15 @@ def let_pass(seconds: float) -> None:
 
 
 def declare_dead(rig: Rig) -> None:
-    """Do what a sweep does to a worker that was silent for too long."""
-    Worker.objects.filter(pk=rig.worker.pk).update(
-        last_seen_at=db.now(rig.worker._state.db) - timedelta(hours=1)
-    )
-    assert sweep_stale_jobs().dead_workers == 1
+    """Do what a sweep does to a worker that was silent for too long, but with one COMMIT.
+
+    Else the worker could notice its death, and report, before the sweep has taken its job.
+    """
+    alias = rig.worker._state.db
+    with transaction.atomic(using=alias):
+        long_ago = db.now(alias) - timedelta(hours=1)
+        Worker.objects.filter(pk=rig.worker.pk).update(last_seen_at=long_ago)
+        assert sweep_stale_jobs().dead_workers == 1
 
 
 # -- Turns
