@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -406,7 +406,9 @@ def solos(table: Table) -> Iterator[tuple[str, Scene]]:
 @contextmanager
 def table(alias: str) -> Iterator[Table]:
     """Set the table on one engine. Nobody waits between two tries, and nobody logs."""
-    no_waits = mock.patch.object(db.trouble, "waits", return_value=itertools.repeat(0.0))
-    silence = mock.patch.object(logging.getLogger("jobqueue"), "disabled", True)
-    with schedule.stage(alias) as stage, no_waits, silence:
-        yield Table(alias, stage, db.now(alias))
+    with ExitStack() as stack:
+        for module in (db, db.trouble):
+            no_waits = mock.patch.object(module, "waits", return_value=itertools.repeat(0.0))
+            stack.enter_context(no_waits)
+        stack.enter_context(mock.patch.object(logging.getLogger("jobqueue"), "disabled", True))
+        yield Table(alias, stack.enter_context(schedule.stage(alias)), db.now(alias))
