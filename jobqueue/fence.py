@@ -7,16 +7,15 @@ none, is decided here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import router
 from django.db.models import F, Q
 
-from jobqueue import db, guards, ledger, signals
+from jobqueue import db, groups, guards, ledger, signals
 from jobqueue.backoff import Drawn
 from jobqueue.exceptions import TransitionConflict
 from jobqueue.lifecycle import Outcome, Settled, State, work_in
@@ -95,12 +94,7 @@ def _updating(
     expected: tuple[str, ...], state: str, where: Q, changed: tuple[str, ...], using: str
 ) -> db.Update:
     """Return the statement for all jobs of a state of which the same is expected and changed."""
-    lookups: guards.Where = {
-        name: True if name.endswith("__isnull") else db.Blank(Job, name) for name in expected
-    }
-    if "state" in lookups:
-        lookups["state"] = state  # which is compared in a form of its own
-    rows = Job.objects.using(using).alike(lookups).filter(where, pk=db.Blank(Job, "id"))
+    rows = groups.expecting(expected, state, using).filter(where, pk=db.Blank(Job, "id"))
     new = {name: db.Blank(Job, name, f"new_{name}") for name in changed}
     return db.Update(rows, {"version": F("version") + 1, **new})
 
@@ -222,7 +216,7 @@ def _write_each(plans: Sequence[Plan], actor: str | None, using: str) -> list[Wr
     """Write job by job: of each the first of its writes that matches, and its event."""
     done: list[Written] = [[] for _ in plans]
     events = []
-    for job_id, index in _in_order_of_ids(enumerate(each.ids for each in plans)):
+    for job_id, index in groups.in_order_of_ids(enumerate(each.ids for each in plans)):
         job = plans[index].about(job_id)
         for way in map(drawn, plans[index].writes):
             if update(job, {**way.changes, **mark_of(job, actor)}, way.where, using):
@@ -240,19 +234,19 @@ def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> l
     done: list[Written] = [[] for _ in plans]
     left: dict[int, Sequence[int]] = {index: each.ids for index, each in enumerate(plans)}
     for place in range(max(len(each.writes) for each in plans)):
-        groups: dict[Any, list[int]] = {}
+        kinds: dict[Any, list[int]] = {}
         for index in left:
             job, _, writes = plans[index]
             if place < len(writes):
-                groups.setdefault(_kind(job, writes[place]), []).append(index)
-        if len(groups) > 1:
+                kinds.setdefault(groups.kind_of(job, writes[place]), []).append(index)
+        if len(kinds) > 1:
             all_ids = [job_id for ids in left.values() for job_id in ids]
             jobs = Job.objects.using(using).filter(pk__in=all_ids)
             list(db.lock_rows(jobs.order_by("pk")).values_list("pk"))
-        for group in groups.values():
-            parts = [_Part(plans[i].job, left[i], plans[i].writes[place]) for i in group]
-            met = _update_group(parts, actor, using)
-            for index, (_, ids, way) in zip(group, parts, strict=True):
+        for group in kinds.values():
+            parts = [_part(plans[i], left[i], place, actor) for i in group]
+            met = groups.update(parts, actor, using)
+            for index, (_, ids, way, _) in zip(group, parts, strict=True):
                 if written := [job_id for job_id in ids if job_id in met]:
                     done[index].append((way, written))
                     left[index] = [job_id for job_id in ids if job_id not in met]
@@ -260,81 +254,9 @@ def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> l
     return done
 
 
-class _Part(NamedTuple):
-    """What one statement writes to jobs alike, beside others."""
-
-    job: Job
-    ids: Sequence[int]
-    write: Write
-
-
-def _in_order_of_ids(groups: Iterable[tuple[int, Sequence[int]]]) -> list[tuple[int, int]]:
-    """Return each id, with its group's place, so that batches never wait crosswise."""
-    return sorted((job_id, place) for place, ids in groups for job_id in ids)
-
-
-def _kind(job: Job, write: Write) -> tuple[Any, ...]:
-    """Return what the writes of one statement have in common."""
-    nulls = (job.claimed_by is None, job.claimed_at is None, job.attempted_at is None)
-    return (*nulls, write.verb, write.kind is None, *write.changes, id(write.where))
-
-
-def _update_group(parts: Sequence[_Part], actor: str | None, using: str) -> set[int]:
-    """Write a group, and its events; what all of it has in common goes as a scalar.
-
-    To compare scalars costs nearly nothing; as arrays it would cost a quarter (DESIGN.md, 8).
-    """
-    first = parts[0]
-    rows = _in_order_of_ids(enumerate(part.ids for part in parts))
-    places = [place for _, place in rows]
-    common, each = _split(
-        [{**part.write.changes, **mark_of(part.job, actor)} for part in parts], places
-    )
-    where = guards.unchanged(first.job.fingerprint)
-    names = [name for name in where if name in guards.FINGERPRINT]
-    _, match = _split([{name: getattr(p.job, name) for name in names} for p in parts], places)
-    alike = {name: value for name, value in where.items() if name not in match}
-    events = None
-    if first.write.kind:
-        told = [ledger.told(part.job, part.write, actor) for part in parts]
-        events = db.Companions(JobEvent, "job_id", *_split(told, places))
-    return db.update_each(
-        Job.objects.using(using).alike(alike).filter(first.write.where),
-        {"id": [job_id for job_id, _ in rows], **match},
-        {"version": F("version") + 1, **common},
-        each,
-        events,
-    )
-
-
-def _split(
-    records: Sequence[Mapping[str, Any]], places: Sequence[int]
-) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
-    """Part columns into those of which all records have one value, and those given row by row."""
-    common: dict[str, Any] = {}
-    each: dict[str, Sequence[Any]] = {}
-    for name, value in records[0].items():
-        values = [record[name] for record in records]
-        if not _is_one_value(values):
-            each[name] = [_moment(values[place]) for place in places]
-        elif type(value) is Drawn:
-            common[name] = db.drawn_between(value.earliest, value.latest)
-        else:
-            common[name] = value
-    return common, each
-
-
-def _moment(value: Any) -> Any:
-    return value.draw() if type(value) is Drawn else value
-
-
-def _is_one_value(values: Sequence[Any]) -> bool:
-    """Whether all are one object or one value; as JSON ``True`` is not 1, though equal."""
-    first = values[0]
-    kind = type(first)
-    if kind in (int, str, datetime, Drawn):
-        return all(type(value) is kind and value == first for value in values)
-    return all(value is first for value in values)
+def _part(each: Plan, ids: Sequence[int], place: int, actor: str | None) -> groups.Part:
+    way = each.writes[place]
+    return groups.Part(each.job, ids, way, {**way.changes, **mark_of(each.job, actor)})
 
 
 def _unwritten(job: Job, writes: Sequence[Write], actor: str | None, using: str) -> SettleResult:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections, transaction
-from django.db.models import F
+from django.db.models import F, Value
 from django.test.utils import CaptureQueriesContext
 
 from jobqueue import db, fence, guards, signals
@@ -166,14 +166,19 @@ def test_companions_come_with_the_rows_that_are_met(alias):
     first, moved, last = three_alike(alias)
     Job.objects.filter(pk=moved.pk).update(version=9)
     common = {"kind": "rescued", "attempt": 1, "from_state": "a", "to_state": "b", "version": 7}
+    common["actor"] = "ann"
     each = {"message": ["one", "two", 'th"ree'], "detail": [{"n": 1}, {}, {"n": [3]}]}
-    met = db.update_each(
+    update = db.UpdateEach(
         Job.objects.filter(version=2),
-        {"id": [first.pk, moved.pk, last.pk]},
+        (),
         {"version": F("version") + 1},
-        {},
-        db.Companions(JobEvent, "job_id", {**common, "actor": "ann"}, each),
+        (),
+        db.Companions(
+            JobEvent, "job_id", {name: db.Blank(JobEvent, name) for name in common}, tuple(each)
+        ),
     )
+    columns = {f"own_{name}": values for name, values in each.items()}
+    met = update([first.pk, moved.pk, last.pk], columns, common)
     assert met == {first.pk, last.pk}
     told = JobEvent.objects.order_by("job_id").values_list("job_id", "actor", "message", "detail")
     assert list(told) == [
@@ -188,7 +193,7 @@ def test_time_is_drawn_for_each_row(alias):
     jobs = JobFactory.create_batch(20)
     now = db.now(alias)
     with transaction.atomic(using=alias):
-        Job.objects.update(run_after=db.drawn_between(now, now + MINUTE))
+        Job.objects.update(run_after=db.drawn_between(Value(now), Value(now + MINUTE)))
     times = [row(job)["run_after"] for job in jobs]
     assert now <= min(times) < max(times) <= now + MINUTE
     assert len(set(times)) == 20

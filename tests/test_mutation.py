@@ -150,8 +150,8 @@ def test_batch_is_written_one_by_one_where_it_is_excused(alias, form):
     """The excuse: what those mutants change isn't called; elsewhere it is all that is."""
     jobs = batches.three(alias, form)
     with pytest.MonkeyPatch.context() as patch, CaptureQueriesContext(connections[alias]) as sent:
-        unused = "update_each" if ENGINE_OF[alias] in NO_BATCHES else "update"
-        patch.delattr(db if unused == "update_each" else fence, unused)
+        unused = "UpdateEach" if ENGINE_OF[alias] in NO_BATCHES else "update"
+        patch.delattr(db if unused == "UpdateEach" else fence, unused)
         settle_all(jobs, Completed("done"))
     updates = [query for query in sent if query["sql"].startswith("UPDATE")]
     assert len(updates) == (1 if unused == "update" else 3)

@@ -28,8 +28,8 @@ from jobqueue.db.alike import Alike as Alike
 from jobqueue.db.alike import drawn_between as drawn_between
 from jobqueue.db.alike import pages_alike as pages_alike
 from jobqueue.db.batch import Companions as Companions
+from jobqueue.db.batch import UpdateEach as UpdateEach
 from jobqueue.db.batch import has_batches as has_batches
-from jobqueue.db.batch import update_each as update_each
 from jobqueue.db.chosen import Choice as Choice
 from jobqueue.db.chosen import UpdateChosen as UpdateChosen
 from jobqueue.db.horizon import Snapshot as Snapshot

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
 from typing import Any, Generic, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
-from django.db.models import Func, QuerySet, Value
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Expression, Func, QuerySet
+from django.db.models.sql.compiler import SQLCompiler
 
 from jobqueue.db.batch import has_batches
 from jobqueue.db.convert import Row, instances
@@ -63,11 +64,15 @@ def _read(
     return [Alike(row, sorted(ids)) for row, ids in zip(firsts, groups.values(), strict=True)]
 
 
-def drawn_between(earliest: datetime, latest: datetime) -> Func:
+def drawn_between(earliest: Expression, latest: Expression) -> Func:
     """Return a time that the database draws anew for each row."""
-    return Func(
-        *(Value(latest), Value(latest - earliest)),
-        template="(%(expressions)s)",
-        arg_joiner=" - random() * ",
-        output_field=models.DateTimeField(),
-    )
+    return _Drawn(earliest, latest, output_field=models.DateTimeField())
+
+
+class _Drawn(Func):
+    def as_sql(  # type: ignore[override]
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
+    ) -> Any:
+        earliest, latest = map(compiler.compile, self.get_source_expressions())
+        sql = f"({latest[0]} - random() * ({latest[0]} - {earliest[0]}))"
+        return sql, (*latest[1], *latest[1], *earliest[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,12 +13,12 @@ from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
 from jobqueue.db.convert import Values, array, plain
-from jobqueue.db.statement import update_parts
+from jobqueue.db.statement import fill, update_parts
 
 
 @cache
 def has_batches(using: str) -> bool:
-    """Say whether this database has ``update_each``, and ``UpdateChosen`` in one statement."""
+    """Say whether this database has ``UpdateEach``, and ``UpdateChosen`` in one statement."""
     return connections[using].vendor == "postgresql"
 
 
@@ -29,96 +29,102 @@ class Companions:
     Attributes:
         model: their table.
         key: the column with the id of the row that was updated.
-        common: by column, what all of them have.
-        each: by column, what each of them has, in the order of the rows to be updated.
+        common: by column, the blank for what all of them have.
+        each: the columns of which each has its own.
     """
 
     model: type[models.Model]
     key: str
     common: Mapping[str, Any]
-    each: Values
+    each: Sequence[str]
 
 
-def update_each(
-    rows: QuerySet[Any],
-    match: Values,
-    changes: Mapping[str, Any],
-    each: Values,
-    companions: Companions | None = None,
-) -> set[int]:
-    """Update many rows in one statement, each with values of its own; return the ids of those met.
+class UpdateEach:
+    """Updates many rows in one statement, each with values of its own. Its SQL is made once.
 
     Args:
-        rows: what all of the rows must be.
-        match: by column, what each one must be, ``id`` among them.
-        changes: by column, the value or expression that all of them get.
-        each: by column, the values that they get one by one.
+        rows: what all of the rows must be, with blanks.
+        match: the columns by which each is compared as well.
+        changes: by column, the value, expression or blank that all of them get.
+        each: the columns of which they get values one by one.
         companions: what the same statement inserts for those that are met.
     """
-    connection = connections[rows.db]
-    quote = connection.ops.quote_name
-    table = quote(rows.model._meta.db_table)
-    batch = _Batch(connection)
-    if each or len(match) > 1 or (companions and companions.each):
-        batch.add(rows.model, match)
-        batch.add(rows.model, each, "new_")
+
+    def __init__(
+        self,
+        rows: QuerySet[Any],
+        match: Sequence[str],
+        changes: Mapping[str, Any],
+        each: Sequence[str],
+        companions: Companions | None = None,
+    ) -> None:
+        self._using = rows.db
+        connection = connections[rows.db]
+        quote = connection.ops.quote_name
+        row_id = f"{quote(rows.model._meta.db_table)}.{quote('id')}"
+        own = companions.each if companions else ()
+        self._columns = _columns(rows.model, match, each, companions)
+        values = {name: RawSQL(f"batch.{quote('new_' + name)}", ()) for name in each}
+        head, head_params, where, where_params = update_parts(rows, {**changes, **values})
+        # The ids once more, by themselves: a join alone may be made by reading the whole table.
+        conditions, source = [f"{row_id} = ANY(%s::bigint[])"], ""
+        if self._columns:
+            source = _table_of(self._columns, connection)
+            table = quote(rows.model._meta.db_table)
+            same = (f"{table}.{name} = batch.{name}" for name in map(quote, ("id", *match)))
+            # Statistics say that hardly a row is like these. Believing it, the planner would
+            # compare each row with each of the batch; it doesn't look into a CASE.
+            where = [*same, *(f"CASE WHEN {one} THEN true ELSE false END" for one in where)]
+        returned = ", ".join([row_id, *(f"batch.{quote('own_' + name)}" for name in own)])
+        condition = " AND ".join([*conditions, *where])
+        self._sql = f"{head} {source}WHERE {condition} RETURNING {returned}"
+        self._before, self._after = head_params, where_params
         if companions:
-            batch.add(companions.model, companions.each, "own_")
-    own = {name: RawSQL(batch.place("new_" + name), ()) for name in each}
-    head, head_params, where, where_params = update_parts(rows, {**changes, **own})
-    # The ids once more, by themselves: a join alone may be made by reading the whole table.
-    conditions = [f"{table}.{quote('id')} = ANY(%s::bigint[])"]
-    if batch.names:
-        conditions += [f"{table}.{quote(name)} = {batch.place(name)}" for name in match]
-        # Statistics say that hardly a row is like these. Believing it, the planner would compare
-        # each row with each of the batch; it doesn't look into a CASE.
-        where = [f"CASE WHEN {condition} THEN true ELSE false END" for condition in where]
-    returned = [f"{table}.{quote('id')}"]
+            self._sql = _with_companions(self._sql, companions, connection)
+            self._after = [*where_params, *companions.common.values()]
+
+    def __call__(self, ids: Sequence[int], columns: Values, given: Mapping[str, Any]) -> set[int]:
+        """Update the rows of these ids, and return the ids of those met.
+
+        Args:
+            ids: of all rows.
+            columns: in their order, what each must be, by column; what each gets, as ``new_...``;
+                and what its companion has, as ``own_...``.
+            given: for the blanks.
+        """
+        connection = connections[self._using]
+        columns = {"id": ids, **columns}
+        arrays = [
+            array([plain(field, value, connection) for value in columns[name]])
+            for name, field in self._columns.items()
+        ]
+        before, after = (fill(each, given, connection) for each in (self._before, self._after))
+        with connection.cursor() as cursor:
+            cursor.execute(self._sql, [*before, *arrays, array(ids), *after])
+            return {pk for (pk,) in cursor.fetchall()}
+
+
+def _columns(
+    model: Any, match: Sequence[str], each: Sequence[str], companions: Companions | None
+) -> dict[str, Any]:
+    """Return by name the fields of what differs from row to row, if anything does."""
+    fields = {name: model._meta.get_field(name) for name in match}
+    fields |= {f"new_{name}": model._meta.get_field(name) for name in each}
     if companions:
-        returned += [batch.place("own_" + name) for name in companions.each]
-    sql = (
-        f"{head} {batch.sql()}"
-        f"WHERE {' AND '.join([*conditions, *where])} RETURNING {', '.join(returned)}"
-    )
-    params = [*head_params, *batch.params, array(match["id"]), *where_params]
-    if companions:
-        sql, own_params = _with_companions(sql, companions, connection)
-        params += own_params
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-        return {pk for (pk,) in cursor.fetchall()}
+        meta: Any = companions.model._meta
+        fields |= {f"own_{name}": meta.get_field(name) for name in companions.each}
+    return {"id": model._meta.pk, **fields} if fields else {}
 
 
-class _Batch:
-    """What differs from row to row: a table of arrays that a statement joins by the ids."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-        self.names: list[str] = []
-        self._types: list[str] = []
-        self.params: list[Any] = []
-
-    def add(self, model: type[models.Model], columns: Values, prefix: str = "") -> None:
-        for name, column in columns.items():
-            field: Any = model._meta.get_field(name)
-            self.names.append(self._connection.ops.quote_name(prefix + name))
-            self._types.append(f"%s::{field.db_type(self._connection)}[]")
-            values = [plain(field, value, self._connection) for value in column]
-            self.params.append(array(values))
-
-    def place(self, name: str) -> str:
-        return f"batch.{self._connection.ops.quote_name(name)}"
-
-    def sql(self) -> str:
-        if not self.names:
-            return ""
-        return f"FROM unnest({', '.join(self._types)}) AS batch ({', '.join(self.names)}) "
+def _table_of(columns: Mapping[str, Any], connection: BaseDatabaseWrapper) -> str:
+    """Return a table of arrays, which a statement joins by the ids."""
+    types = ", ".join(f"%s::{field.db_type(connection)}[]" for field in columns.values())
+    names = ", ".join(map(connection.ops.quote_name, columns))
+    return f"FROM unnest({types}) AS batch ({names}) "
 
 
-def _with_companions(
-    update: str, rows: Companions, connection: BaseDatabaseWrapper
-) -> tuple[str, list[Any]]:
-    """Return the statement that does an update and inserts what goes with it; and its parameters.
+def _with_companions(update: str, rows: Companions, connection: BaseDatabaseWrapper) -> str:
+    """Return the statement that does an update and inserts what goes with it.
 
     The update returns the id and the columns that differ.
     """
@@ -127,11 +133,10 @@ def _with_companions(
     names = [rows.key, *rows.each, *rows.common]
     columns = ", ".join(quote(meta.get_field(name).column) for name in names)
     met = ", ".join(quote(name) for name in (rows.key, *rows.each))
-    fields = {name: meta.get_field(name) for name in rows.common}
-    given = "".join(f", %s::{field.db_type(connection)}" for field in fields.values())
-    sql = (
+    types = (meta.get_field(name).db_type(connection) for name in rows.common)
+    given = "".join(f", %s::{kind}" for kind in types)
+    return (
         f"WITH met ({met}) AS ({update}), told AS ("
         f"INSERT INTO {quote(meta.db_table)} ({columns}) SELECT {met}{given} FROM met) "
         f"SELECT {quote(rows.key)} FROM met"
     )
-    return sql, [plain(fields[name], value, connection) for name, value in rows.common.items()]

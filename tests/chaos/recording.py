@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from jobqueue import broker, db, fence, guards
+from jobqueue import broker, db, fence, groups, guards
 from jobqueue.lifecycle import RULES, ExecutionFingerprint, Settled, State, Verb
 from jobqueue.models import Job
 from jobqueue.querysets import JobQuerySet
@@ -62,7 +62,7 @@ def start(directory: Path, role: str) -> None:
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
     _around(db.UpdateChosen, "__call__", _claim)
-    _around(fence, "_update_group", _update_group)
+    _around(groups, "update", _update_group)
     _around(Link, "send", _send)
     _around(run, "_bury_all", _bury_all)
 
@@ -197,7 +197,7 @@ def _answered(using: str, number: int, write: Callable[[], Answer]) -> Answer:
 def _update_group(original: Any, parts: Any, actor: str | None, using: str) -> set[int]:
     """Each row is met or not by itself: those that were not are answered at once."""
     asked = []
-    for job, ids, write in parts:
+    for job, ids, write, _ in parts:
         before = (str(job.state), job.attempt, job.claimed_by)
         after = _after(before, write.changes)
         asked += [[job_id, job.version, before, after] for job_id in ids]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from jobqueue import (
     coordinator,
     db,
     fence,
+    groups,
     guards,
     lifecycle,
     querysets,
@@ -276,45 +277,45 @@ def keeping_the_version(patch: Patch) -> None:
     patch.setattr(fence, "update", update)
 
 
-Statement = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]
+Statement = tuple[Any, Sequence[str], dict[str, Any], Sequence[str]]
 
 
 def in_batches(form: str, change: Callable[..., Statement]) -> Drop:
     """Let the statement for many rows compare less than that for one, or write less."""
-    whole = db.update_each
+    whole = db.UpdateEach
 
-    def update_each(rows: Any, match: Any, changes: Any, each: Any, *events: Any) -> set[int]:
+    def make(rows: Any, match: Any, changes: Any, each: Any, *events: Any) -> db.UpdateEach:
         asked = (rows, match, changes, each)
-        is_alike = not each and len(match) == 1
+        is_alike = not each and not match
         asked = change(*asked) if is_alike == (form == batches.ALIKE) else asked
         return whole(*asked, *events)
 
-    return lambda patch: patch.setattr(db, "update_each", update_each)
+    return lambda patch: patch.setattr(db, "UpdateEach", make)
 
 
 def ids_alone(rows: Any, match: Any, changes: Any, each: Any) -> Statement:
     """Compare nothing else."""
-    return Job.objects.using(rows.db), {"id": match["id"]}, changes, each
+    return Job.objects.using(rows.db), (), changes, each
 
 
 def no_versions(rows: Any, match: Any, changes: Any, each: Any) -> Statement:
     """Compare what the jobs have in common, and not what each has of its own."""
-    return rows, {"id": match["id"]}, changes, each
+    return rows, (), changes, each
 
 
 def leaving(column: str) -> Callable[..., Statement]:
     """Return the change that doesn't write a column."""
 
-    def leave(rows: Any, match: Any, *written: Any) -> Statement:
-        changes, each = ({n: v for n, v in values.items() if n != column} for values in written)
-        return rows, match, changes, each
+    def leave(rows: Any, match: Any, changes: Any, each: Any) -> Statement:
+        left = {name: value for name, value in changes.items() if name != column}
+        return rows, match, left, [name for name in each if name != column]
 
     return leave
 
 
 def putting_all_in_one_statement(patch: Patch) -> None:
     """Let the first job's claim stand for that of all the others in the batch."""
-    patch.setattr(fence, "_is_one_value", lambda values: True)
+    patch.setattr(groups, "_is_one_value", lambda values: True)
 
 
 def settling_all_completions_as_one(patch: Patch) -> None:
