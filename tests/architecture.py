@@ -16,6 +16,8 @@ MAX_FUNCTION = 45
 WRITES = {
     *("update", "aupdate", "bulk_update", "abulk_update", "update_or_create"),
     *("aupdate_or_create", "delete", "adelete", "_raw_delete", "save", "asave"),
+    # Statements made once (``jobqueue.db``).
+    *("Update", "UpdateEach", "UpdateChosen"),
 }
 # What a chain of calls may begin with, and write: other tables, Python's own containers, a verb.
 NO_JOBS = {"Worker", "JobEvent", "Queue", "{}", "Counter", "transitions"}

@@ -255,15 +255,14 @@ class Unfenced(AppConfig):
     name = "unfenced"
 
     def ready(self):
-        from jobqueue.querysets import JobQuerySet
-        fenced = JobQuerySet.matching
+        from jobqueue import guards
+        fenced = guards.unchanged
 
-        def matching(jobs, job_id, fingerprint):
-            if f":{os.getpid()}:" in (fingerprint.claimed_by or ""):
-                return jobs.filter(pk=job_id)
-            return fenced(jobs, job_id, fingerprint)
+        def unchanged(fingerprint):
+            is_own = f":{os.getpid()}:" in (fingerprint.claimed_by or "")
+            return {} if is_own else fenced(fingerprint)
 
-        JobQuerySet.matching = matching
+        guards.unchanged = unchanged
 """
 
 

@@ -104,15 +104,15 @@ def test_long_lists_are_cut():
 # -- Completions, counted from what the database holds
 
 
-def claim() -> Job:
+def claim(*, start: bool = True, **worker: bool) -> Job:
     """Claim the job, once it is due."""
-    worker = WorkerFactory()
-    (job,) = wait_until(lambda: broker.claim(worker.pk, 1), "the job did not become due")
+    pk = WorkerFactory(**worker).pk
+    (job,) = wait_until(lambda: broker.claim(pk, 1, start=start), "the job did not become due")
     return job
 
 
 def rescue(*, start: bool) -> None:
-    broker.claim(WorkerFactory(silent=True).pk, 1, start=start)
+    claim(start=start, silent=True)
     assert sweep_stale_jobs().taken == 1
 
 

@@ -62,6 +62,7 @@ def start(directory: Path, role: str) -> None:
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
     _around(db.UpdateChosen, "__call__", _claim)
+    _around(fence, "update", _update_one)
     _around(groups, "update", _update_group)
     _around(Link, "send", _send)
     _around(run, "_bury_all", _bury_all)
@@ -136,7 +137,7 @@ def _update(original: Any, rows: JobQuerySet, **changes: Any) -> int:
     # A claim has locked its rows, and asks for them by what they must be.
     decided: Decided = rows._hints.get(DECIDED) or Decided(list(rows.values_list("pk", flat=True)))
     if "version" in changes:
-        return _write(rows, decided, changes, lambda: original(rows, **changes))
+        return _write(rows.db, decided, changes, lambda: original(rows, **changes))
     what = "cancel" if "cancel_requested_at" in changes else "progress"
     ((job_id, version, known),) = decided.rows(rows.db)
     number = log().ask("within", what=what, job=job_id, v=version, before=known)
@@ -145,16 +146,20 @@ def _update(original: Any, rows: JobQuerySet, **changes: Any) -> int:
 
 def _raw_delete(original: Any, rows: JobQuerySet, using: str) -> int:
     decided: Decided = rows._hints[DECIDED]
-    return _write(rows, decided, {"state": GONE}, lambda: original(rows, using) or 0)
+    return _write(rows.db, decided, {"state": GONE}, lambda: original(rows, using) or 0)
 
 
-def _write(
-    rows: JobQuerySet, decided: Decided, changes: dict[str, Any], write: Callable[[], int]
-) -> int:
-    asked = [[pk, v, b, _after(b, changes)] for pk, v, b in decided.rows(rows.db)]
+def _update_one(original: Any, job: Job, changes: dict[str, Any], where: Any, using: str) -> bool:
+    decided = Decided([job.pk], job.fingerprint)
+    write = functools.partial(original, job, changes, where, using)
+    return bool(_write(using, decided, changes, lambda: int(write())))
+
+
+def _write(using: str, decided: Decided, changes: dict[str, Any], write: Callable[[], int]) -> int:
+    asked = [[pk, v, b, _after(b, changes)] for pk, v, b in decided.rows(using)]
     is_owner = bool(asked) and changes.get("settled_version") == asked[0][1]
     number = log().ask("write", jobs=asked, owner=is_owner)
-    return _carry_out(rows.db, number, write, len(asked))
+    return _carry_out(using, number, write, len(asked))
 
 
 def _after(before: Known, changes: dict[str, Any]) -> Known:
