@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Final, NamedTuple
 
-from django.db import router
+from django.db import connections, router
 from django.db.models import Exists, Subquery
 
 from jobqueue import db, transitions
@@ -56,7 +56,8 @@ def claim_jobs(
     now = db.now(using)
     wanted = look.queues if names is None else names
     if look.next_run and look.next_run <= now:
-        transitions.promote_due(wanted, max(limit, PROMOTE_AT_LEAST), using=using)
+        # By the claim's own time: what is promoted later than that would wait for a poll.
+        transitions.promote_due(wanted, max(limit, PROMOTE_AT_LEAST), now, using=using)
     if look.is_any_paused:
         wanted = _without_paused(wanted, using)
 
@@ -70,7 +71,8 @@ def claim_jobs(
         return jobs
 
     # What came of one queue is not to be lost by trouble at the next.
-    run = db.in_transaction if len(wanted) > 1 else db.retry_transient
+    is_one = len(wanted) <= 1 and not connections[using].in_atomic_block
+    run = db.retry_transient if is_one else db.in_transaction
     return run(using, work)
 
 

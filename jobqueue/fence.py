@@ -126,7 +126,7 @@ def apply(decided: Sequence[tuple[Job, Plan]], actor: str | None, using: str) ->
 
 
 def write(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
-    """Do that with plans for jobs alike as well; return of each which write was met by which ids.
+    """Write plans, each for jobs alike, in one transaction; return what of each met which ids.
 
     What is missing moved on; nothing is said of it.
     """
@@ -136,10 +136,10 @@ def write(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]
     write_all = _write_in_batches if is_batch else _write_each
     done = db.in_transaction(using, lambda: write_all(plans, actor, using))
     waiting = {
-        each.job.queue
+        way.changes.get("queue", each.job.queue)
         for each, written in zip(plans, done, strict=True)
         for way, _ in written
-        if way.changes.get("state") == State.WAITING
+        if way.changes.get("state", each.job.state) == State.WAITING
     }
     db.wake_after_commit(using, map(work_in, waiting))
     return done

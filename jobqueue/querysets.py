@@ -34,7 +34,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     """Questions about jobs, each served by the index of the same name."""
 
     def matching(self, job_id: int, fingerprint: ExecutionFingerprint) -> Self:
-        """The one row, if it still is what ``fingerprint`` says: the fence."""
+        """The one row, if it still is what ``fingerprint`` says; see ``groups.expecting``."""
         return self.alike(guards.unchanged(fingerprint)).filter(pk=job_id)
 
     def chosen(self, job_ids: Iterable[int], *states: str) -> Self:

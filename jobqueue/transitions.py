@@ -144,10 +144,7 @@ def settle(
 
 
 def settle_many(
-    items: Iterable[tuple[Job, Outcome]],
-    *,
-    actor: str | None = None,
-    using: str | None = None,
+    items: Iterable[tuple[Job, Outcome]], *, actor: str | None = None, using: str | None = None
 ) -> list[SettleResult]:
     """Write many outcomes in one transaction; each is applied, already applied or in conflict.
 
@@ -251,23 +248,26 @@ def _claiming(start: bool, using: str) -> db.UpdateChosen[Job]:
         changes |= {**began, "state": State.RUNNING if start else State.CLAIMED}
         return db.Choice(rows, still.filter(**guards.due(claimed_at)), lease, changes)
 
-    return db.UpdateChosen(Job, ("queue", "claimed_by", "claimed_at"), make, CLAIMED_COLUMNS, using)
+    columns = CLAIMED_COLUMNS if start else (*CLAIMED_COLUMNS, "attempted_at")
+    return db.UpdateChosen(Job, ("queue", "claimed_by", "claimed_at"), make, columns, using)
 
 
-def promote_due(queues: Sequence[str] | None, limit: int, *, using: str) -> int:
+def promote_due(
+    queues: Sequence[str] | None, limit: int, now: datetime | None = None, *, using: str
+) -> int:
     """Turn up to ``limit`` scheduled jobs whose time has come into waiting ones; return how many.
 
     Any worker and any sweep may do so at any time.
     """
-    now = db.now(using)
+    moment = now or db.now(using)
     jobs = Job.objects.using(using)
-    due = jobs.in_queues(queues).due(now)
+    due = jobs.in_queues(queues).due(moment)
     if not due.exists():
         return 0
 
     def work() -> int:
         ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
-        still = jobs.chosen(ids, *RULES[Verb.PROMOTE].sources).filter(**guards.due(now))
+        still = jobs.chosen(ids, *RULES[Verb.PROMOTE].sources).filter(**guards.due(moment))
         return still.update(state=State.WAITING, version=F("version") + 1)
 
     return db.in_transaction(using, work)

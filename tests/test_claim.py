@@ -20,6 +20,7 @@ from tests.helpers import engine, pause_at, run_in_thread, statement, wait_until
 from tests.races.scenes import statements_made_anew
 
 HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
 claim_statement = statement("UPDATE", "jobqueue_job")
 
 
@@ -159,6 +160,26 @@ def test_a_paused_queue_is_passed_over(alias: str) -> None:
 
     assert take("mail") == []
     assert take("mail", "slow", "default") == [slow.pk, default.pk]
+
+
+def test_what_falls_due_after_the_claim_has_looked_is_left_scheduled(
+    alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it made to wait, and not taken, nobody would be told of it."""
+    start = db.now(alias)
+    soon, later = (JobFactory(scheduled=True, run_after=start - s * SECOND) for s in (2, 1))
+    clock = iter([start - 1.5 * SECOND])
+    monkeypatch.setattr(db, "now", lambda using: next(clock, start))
+    assert take() == [soon.pk]
+    assert stored(later)["state"] == "scheduled"
+
+
+def test_a_claim_reads_all_that_the_fence_compares(alias: str) -> None:
+    JobFactory()
+    (job,) = claim_jobs("w", ["default"], 1)
+    with CaptureQueriesContext(connections[alias]) as queries:
+        assert job.fingerprint.attempted_at is None
+    assert not queries
 
 
 # -- what may be claimed

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
 from django.test import override_settings
 
-from jobqueue import db
+from jobqueue import db, transitions
+from jobqueue.claim import claim_jobs
+from jobqueue.enqueue import enqueue
 from jobqueue.models import Job, Queue
-from jobqueue.testing.factories import TASK, JobFactory, QueueFactory
+from jobqueue.testing.factories import TASK, JobFactory, QueueFactory, WorkerFactory
 from tests.asserting import (
     HostAhead,
     fresh_connection,
@@ -30,6 +33,7 @@ from tests.helpers import (
     use_connection,
     wait_until_blocked,
 )
+from tests.races.scenes import failing, job_in
 
 
 def pause(name: str) -> int:
@@ -37,6 +41,29 @@ def pause(name: str) -> int:
 
 
 # -- statements whose SQL is made once
+
+
+WRITES: dict[str, tuple[bool, Callable[[], Callable[[], object]]]] = {
+    "start": (False, lambda: partial(transitions.start, job_in("claimed"))),
+    "enqueue": (False, lambda: partial(enqueue, TASK)),
+    "claim": (True, lambda: partial(claim_jobs, WorkerFactory().pk, ["default"], 1)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_that_fails_breaks_the_caller_s_transaction(alias: str, write: str) -> None:
+    """Else its hooks would run, though nothing was committed; a claim has a savepoint."""
+    can_go_on, prepare = WRITES[write]
+    JobFactory()
+    call = prepare()
+    with transaction.atomic(using=alias):
+        with (
+            failing(alias, lambda sql, _: sql.startswith(("UPDATE", "INSERT")), DataError("no")),
+            pytest.raises(DataError),
+        ):
+            call()
+        assert connections[alias].needs_rollback is not can_go_on
+        transaction.set_rollback(True, using=alias)
 
 
 def test_a_statement_is_filled_in_and_read_as_its_columns_are(alias: str) -> None:

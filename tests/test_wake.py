@@ -121,6 +121,13 @@ def test_jobs_that_wait_again_are_announced(alias, ears):
     ears.expect("work in a", "work in b", "work in c", "end")
 
 
+def test_a_job_that_moves_to_another_queue_is_announced_there(alias, ears):
+    job = JobFactory()
+    transitions.edit(job, {"queue": "mail"}, actor="ann")
+    speak(alias)
+    ears.expect("work in mail", "end")
+
+
 def test_a_cancel_request_is_announced(alias, ears):
     job = JobFactory(running=True)
     coordinator.cancel(job.pk, actor="operator")

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
 from jobqueue.db.convert import Values, array, plain
-from jobqueue.db.statement import fill, update_parts
+from jobqueue.db.statement import fill, update_parts, writing
 
 
 @cache
@@ -99,7 +99,7 @@ class UpdateEach:
             for name, field in self._columns.items()
         ]
         before, after = (fill(each, given, connection) for each in (self._before, self._after))
-        with connection.cursor() as cursor:
+        with writing(self._using) as cursor:
             cursor.execute(self._sql, [*before, *arrays, array(ids), *after])
             return {pk for (pk,) in cursor.fetchall()}
 

@@ -10,7 +10,7 @@ from django.db.models import Exists, QuerySet
 
 from jobqueue.db.batch import has_batches
 from jobqueue.db.convert import Row, instances
-from jobqueue.db.statement import Blank, fill, update_parts
+from jobqueue.db.statement import Blank, fill, update_parts, writing
 
 
 class Choice(NamedTuple, Generic[Row]):
@@ -66,7 +66,7 @@ class UpdateChosen(Generic[Row]):
             return _update_in_steps(limit, self._make(**given))
         connection = connections[self._using]
         before, after = (fill(params, given, connection) for params in self._params)
-        with connection.cursor() as cursor:
+        with writing(self._using) as cursor:
             cursor.execute(self._sql, [*before, limit, *after])
             rows = sorted(cursor.fetchall(), key=lambda row: row[len(self._fields) :])
         known = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.db.models import Expression, QuerySet
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.subqueries import UpdateQuery
@@ -42,6 +44,16 @@ def fill(
         else param
         for param in params
     ]
+
+
+@contextmanager
+def writing(using: str) -> Iterator[CursorWrapper]:
+    """Give a cursor for a write: as with the ORM, a transaction in which it failed is broken.
+
+    Else Django would send COMMIT, which PostgreSQL answers with a rollback, and run the hooks.
+    """
+    with transaction.mark_for_rollback_on_error(using), connections[using].cursor() as cursor:
+        yield cursor
 
 
 class Select:
@@ -83,9 +95,8 @@ class Update:
 
     def __call__(self, **given: Any) -> int:
         """Run it, and return how many rows it met."""
-        connection = connections[self._using]
-        with connection.cursor() as cursor:
-            cursor.execute(self._sql, fill(self._params, given, connection))
+        with writing(self._using) as cursor:
+            cursor.execute(self._sql, fill(self._params, given, connections[self._using]))
             return int(cursor.rowcount)
 
 

@@ -60,6 +60,8 @@ def wake_after_commit(using: str, words: Iterable[str]) -> None:
         return
     connection = connections[using]
     said = set(words)
+    if not said:
+        return
     # Who commits by hand has no hook for it, and this is a hint, not worth an error.
     if connection.in_atomic_block or (connection.autocommit and _due(using, said)):
         connection.on_commit(lambda: _wake(using, said), robust=True)
