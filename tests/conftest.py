@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -13,6 +14,11 @@ from tests import helpers, routers, servers
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Ignored by whoever runs in the background or under nohup, and inherited from there by the
+    # processes that tests start; what has a handler is at its default in them.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     missing = servers.missing_engines()
     if missing and os.environ.get("JOBQUEUE_REQUIRE_ALL_ENGINES") == "1":
         reasons = "; ".join(f"{engine}: {reason}" for engine, reason in missing.items())

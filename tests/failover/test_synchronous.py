@@ -178,4 +178,5 @@ def test_a_promoted_server_that_waits_for_a_standby_is_set_free(pair: Pair) -> N
     wait_for_hung_commits(pair.db2, 1)
     assert not hung.done
     pair.db2.set(synchronous_standby_names="")
-    assert Job.objects.get().pk == hung.result().pk
+    acknowledged = hung.result()
+    assert Job.objects.get().pk == acknowledged.pk
