@@ -365,7 +365,7 @@ def running(aliases: Collection[str]) -> Iterator[None]:
         directory.mkdir()
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         directory.chmod(0o711)  # whoever PostgreSQL runs as must pass through
-        stack.enter_context(_guarded(directory))
+        stack.enter_context(guarded(directory))
         for server in servers:
             stack.callback(server.stop)
         with ThreadPoolExecutor() as pool:
@@ -396,7 +396,7 @@ if directory.exists():
 
 
 @contextmanager
-def _guarded(directory: Path) -> Iterator[None]:
+def guarded(directory: Path) -> Iterator[None]:
     """Have a process of its own clean up, should this one be killed."""
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", GUARD, str(directory)],

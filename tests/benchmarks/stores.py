@@ -158,7 +158,7 @@ def opened(socket: Path | None = None) -> Iterator[Stores]:
         directory = Path(tempfile.mkdtemp(prefix="jobqueue-bench-", dir=_disk()))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         directory.chmod(0o711)  # whoever PostgreSQL runs as must pass through
-        stack.enter_context(servers._guarded(directory))
+        stack.enter_context(servers.guarded(directory))
         yield Stores(directory, stack, socket)
 
 
