@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from datetime import datetime
-from functools import cache
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Final
 
 from django.db import connections, router
-from django.db.models import Exists, Subquery
+from django.db.models import Subquery
 
-from jobqueue import db, transitions
+from jobqueue import db, dispatch
 from jobqueue.conf import check_integer, check_queue_names
 from jobqueue.exceptions import InvalidJob, LeaseLost
-from jobqueue.models import Job, Queue, Worker
+from jobqueue.models import Job, Worker
 
 MAX_CLAIM: Final = 10_000
 PROMOTE_AT_LEAST: Final = 100
+# How long, in seconds, what a look has told is relied on while jobs come in.
+RELY: Final = 0.1
+# A claim for at least so many jobs that gets them all begins the next one where it ended.
+LARGE: Final = 50
+REMEMBERED: Final = 1000
 
 
 def claim_jobs(
@@ -52,47 +59,74 @@ def claim_jobs(
     except ValueError as error:
         raise InvalidJob(str(error)) from None
 
-    look = _look(worker_id, using)
-    now = db.now(using)
-    wanted = look.queues if names is None else names
-    if look.next_run and look.next_run <= now:
-        # By the claim's own time: what is promoted later than that would wait for a poll.
-        transitions.promote_due(wanted, max(limit, PROMOTE_AT_LEAST), now, using=using)
-    if look.is_any_paused:
-        wanted = _without_paused(wanted, using)
+    def take(known: Known) -> list[Job]:
+        wanted = known.queues if names is None else names
+        return _take(known, wanted, worker_id, limit, start, using)
 
-    def work() -> list[Job]:
-        jobs: list[Job] = []
-        for queue in wanted:
-            left = limit - len(jobs)
-            jobs += transitions.claim(queue, left, worker_id, now, start=start, using=using)
-            if len(jobs) >= limit:
-                break
-        return jobs
-
-    # What came of one queue is not to be lost by trouble at the next.
-    is_one = len(wanted) <= 1 and not connections[using].in_atomic_block
-    run = db.retry_transient if is_one else db.in_transaction
-    return run(using, work)
+    known = _recall(worker_id, using)
+    jobs = take(known) if known else []
+    if not jobs:
+        is_first, known = known is None, _look(worker_id, names, limit, using)
+        if is_first or known.promoted:
+            jobs = take(known)
+    if known and not (jobs and known.is_old()):
+        _remember(known, worker_id, using)
+    return jobs
 
 
-class Look(NamedTuple):
-    """A live worker's row, and what it says of the work there is.
+@dataclass(slots=True)
+class Known:
+    """What a look told of a live worker and of the work there is; it holds until something is due.
+
+    While jobs come in it holds for ``RELY`` seconds, since nobody tells of what is due meanwhile.
 
     Attributes:
-        queues: those that it registered for.
-        next_run: when the next scheduled job is due, of whatever queue.
-        is_any_paused: whether some queue is paused.
+        queues: those that the worker registered for.
+        due_at: when the next scheduled job is due, of whatever queue, by this process's clock.
+        promoted: how many were due, and wait now.
+        looked_at: when it was told.
+        ends: by queue, the priority and the id of the job at which a large claim ended.
     """
 
     queues: list[str]
-    next_run: datetime | None
-    is_any_paused: bool
+    due_at: float = math.inf
+    promoted: int = 0
+    looked_at: float = field(default_factory=time.monotonic)
+    ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def is_old(self) -> bool:
+        """Whether it may have missed something."""
+        return time.monotonic() - self.looked_at > RELY
 
 
-def _look(worker_id: str, using: str) -> Look:
-    for row in _looking(using)(id=worker_id):
-        return Look(*row)
+# A hint, and never more: each claim asks for itself whether the lease holds.
+_known: Final[dict[tuple[str, str], Known]] = {}
+
+
+def _recall(worker_id: str, using: str) -> Known | None:
+    known = _known.pop((using, worker_id), None)
+    return known if known and time.monotonic() < known.due_at else None
+
+
+def _remember(known: Known, worker_id: str, using: str) -> None:
+    if len(_known) >= REMEMBERED:
+        _known.clear()
+    _known[using, worker_id] = known
+
+
+def _look(worker_id: str, names: Sequence[str] | None, limit: int, using: str) -> Known:
+    """Find out whether the lease holds, and promote what is due."""
+    for queues, next_run in _looking(using)(id=worker_id):
+        known = Known(queues)
+        if next_run:
+            now = db.now(using)
+            known.due_at = known.looked_at + (next_run - now).total_seconds()
+            if next_run <= now:
+                wanted = queues if names is None else names
+                known.promoted = dispatch.promote_due(
+                    wanted, max(limit, PROMOTE_AT_LEAST), now, using=using
+                )
+        return known
     raise LeaseLost(worker_id)
 
 
@@ -100,18 +134,30 @@ def _look(worker_id: str, using: str) -> Look:
 def _looking(using: str) -> db.Select:
     alive = Worker.objects.using(using).alive().filter(pk=db.Blank(Worker, "id"))
     scheduled = Job.objects.using(using).scheduled().values("run_after")
-    paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     return db.Select(
-        alive.annotate(next_run=Subquery(scheduled[:1]), is_any_paused=Exists(paused)).values_list(
-            "queues", "next_run", "is_any_paused"
-        )
+        alive.annotate(next_run=Subquery(scheduled[:1])).values_list("queues", "next_run")
     )
 
 
-def _without_paused(names: Sequence[str], using: str) -> list[str]:
-    paused = set(
-        Queue.objects.using(using)
-        .filter(name__in=names, paused_at__isnull=False)
-        .values_list("name", flat=True)
-    )
-    return [name for name in names if name not in paused]
+def _take(
+    known: Known, wanted: Sequence[str], worker_id: str, limit: int, start: bool, using: str
+) -> list[Job]:
+    def work() -> list[Job]:
+        jobs: list[Job] = []
+        for queue in wanted:
+            left = limit - len(jobs)
+            claim = partial(dispatch.claim, queue, left, worker_id, start=start, using=using)
+            end = known.ends.pop(queue, None)
+            got = (claim(after=end) if end else []) or claim()
+            if len(got) == left >= LARGE and db.keeps_old_rows(using):
+                known.ends[queue] = (got[-1].priority, got[-1].pk)
+            jobs += got
+            # What comes before the end of the last claim was passed over: it is for the next one.
+            if len(jobs) >= limit or (end and got):
+                break
+        return jobs
+
+    # What came of one queue is not to be lost by trouble at the next.
+    is_one = len(wanted) <= 1 and not connections[using].in_atomic_block
+    run = db.retry_transient if is_one else db.in_transaction
+    return run(using, work)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from django.db import models
+from django.db.models import Subquery
 
 from jobqueue import db, guards
 from jobqueue.lifecycle import FINAL, HELD, ExecutionFingerprint, State
@@ -52,6 +53,13 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Jobs of one queue that a worker may take, in the order in which it takes them."""
         return self.filter(state=State.WAITING, queue=queue, **guards.due(now)).order_by(
             "-priority", "run_after", "pk"
+        )
+
+    def after(self, priority: Any, job_id: Any) -> Self:
+        """Those of the same priority that come after this job in the order of ``claimable``."""
+        run_after = self.model._base_manager.filter(pk=job_id).values("run_after")
+        return self.filter(
+            db.comes_after(("run_after", "id"), (Subquery(run_after), job_id)), priority=priority
         )
 
     def due(self, now: datetime) -> Self:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from django.db import router
 
-from jobqueue import conf, db, fence, guards, signals, transitions
+from jobqueue import conf, db, dispatch, fence, guards, signals, transitions
 from jobqueue.exceptions import InvalidJob
 from jobqueue.lifecycle import FINAL, Error, Outcome, Released, Retry, State
 from jobqueue.models import Job, Worker
@@ -118,7 +118,7 @@ def sweep_stale_jobs(
     sweep = _Sweep(using, rules, dry_run, limit)
     sweep.fence_dead_workers()
     if not dry_run:
-        transitions.promote_due(None if queues is None else list(queues), batch_size, using=using)
+        dispatch.promote_due(None if queues is None else list(queues), batch_size, using=using)
     held = Job.objects.using(using).held().in_queues(queues)
     for page in db.pages_alike(held, SWEPT_COLUMNS, batch_size):
         sweep.take(page)

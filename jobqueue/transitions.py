@@ -1,6 +1,7 @@
-"""The verbs: every write to a job after its birth, fenced.
+"""The verbs: every write to a job that somebody has decided on, fenced.
 
-This and ``fence``, which holds the one compare-and-update, alone update or delete ``Job``.
+This, ``fence`` with the one compare-and-update, and ``dispatch``, which takes what it finds, alone
+update or delete ``Job``.
 
 A verb takes the copy of the row that the caller decided on and returns a new copy; the one in hand
 stays what it was. Without an ``actor`` the write is that of the execution's own worker; others
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
 from django.db.models import Case, F, Q, TextField, Value, When
@@ -22,7 +22,6 @@ from jobqueue.exceptions import TransitionNotAllowed
 from jobqueue.fence import SettleResult
 from jobqueue.lifecycle import (
     FINAL,
-    RULES,
     Cancelled,
     Completed,
     Error,
@@ -36,8 +35,7 @@ from jobqueue.lifecycle import (
     Verb,
     stop_asked,
 )
-from jobqueue.models import EventKind, Job, JobEvent, Worker
-from jobqueue.querysets import CLAIMED_COLUMNS
+from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.settlement import (
     Plan,
     Write,
@@ -218,59 +216,6 @@ def delete(job: Job, *, actor: str, using: str | None = None) -> None:
 
     if not db.in_transaction(using, work):
         raise fence.refuse(job, Verb.DELETE, actor, using)
-
-
-# -- Claims and promotions: what they rest on, state and time, stands in the statement itself
-
-
-def claim(
-    queue: str, limit: int, worker_id: str, now: datetime, *, start: bool, using: str
-) -> list[Job]:
-    """Give up to ``limit`` jobs of a queue, that nobody has locked, to a live worker; return them.
-
-    The worker's row is locked until they are committed: this and a sweep that fences the worker
-    come one after the other. What is returned, in the order of the queue, has been read back.
-    """
-    update = _claiming(start, using)
-    return update(limit, queue=queue, claimed_by=worker_id, claimed_at=now)
-
-
-@cache
-def _claiming(start: bool, using: str) -> db.UpdateChosen[Job]:
-    jobs = Job.objects.using(using)
-
-    def make(queue: Any, claimed_by: Any, claimed_at: Any) -> db.Choice[Job]:
-        rows = db.lock_rows(jobs.claimable(queue, claimed_at), skip_locked=True)
-        still = jobs.alike(guards.in_states(*RULES[Verb.CLAIM].sources))
-        lease = db.lock_rows(Worker.objects.using(using).alive().filter(pk=claimed_by))
-        changes = {"claimed_by": claimed_by, "claimed_at": claimed_at, "version": F("version") + 1}
-        began = {"attempt": F("attempt") + 1, "attempted_at": claimed_at} if start else {}
-        changes |= {**began, "state": State.RUNNING if start else State.CLAIMED}
-        return db.Choice(rows, still.filter(**guards.due(claimed_at)), lease, changes)
-
-    columns = CLAIMED_COLUMNS if start else (*CLAIMED_COLUMNS, "attempted_at")
-    return db.UpdateChosen(Job, ("queue", "claimed_by", "claimed_at"), make, columns, using)
-
-
-def promote_due(
-    queues: Sequence[str] | None, limit: int, now: datetime | None = None, *, using: str
-) -> int:
-    """Turn up to ``limit`` scheduled jobs whose time has come into waiting ones; return how many.
-
-    Any worker and any sweep may do so at any time.
-    """
-    moment = now or db.now(using)
-    jobs = Job.objects.using(using)
-    due = jobs.in_queues(queues).due(moment)
-    if not due.exists():
-        return 0
-
-    def work() -> int:
-        ids = db.lock_rows(due, skip_locked=True).values_list("pk", flat=True)[:limit]
-        still = jobs.chosen(ids, *RULES[Verb.PROMOTE].sources).filter(**guards.due(moment))
-        return still.update(state=State.WAITING, version=F("version") + 1)
-
-    return db.in_transaction(using, work)
 
 
 # -- Writes within an execution: fenced on it, opening no new version

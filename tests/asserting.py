@@ -62,6 +62,12 @@ class HostAhead(datetime):
         monkeypatch.setattr("django.utils.timezone.now", lambda: cls.now(UTC))
 
 
+def set_clock(patch: pytest.MonkeyPatch, now: Callable[[str], datetime]) -> None:
+    """Let ``now`` be the clock of each database, also where a statement would tell its own time."""
+    patch.setattr(db, "now", now)
+    patch.setattr(db, "tells_update_time", lambda using: False)
+
+
 # -- passing troubles
 
 

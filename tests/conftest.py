@@ -50,6 +50,14 @@ def alias(request: pytest.FixtureRequest) -> Iterator[str]:
     helpers.assert_threads_done()
 
 
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    """Let no claim rely on what one has learned in another test, of a worker of the same name."""
+    from jobqueue import claim
+
+    claim._known.clear()
+
+
 @pytest.fixture
 def postgres_server(django_db_modify_db_settings: None) -> Iterator[servers.PostgresServer]:
     """Start a PostgreSQL of the test's own, to be crashed and restarted at will."""

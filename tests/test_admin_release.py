@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 from django.test import Client, override_settings
 
-from jobqueue import db, transitions
+from jobqueue import db, dispatch, transitions
 from jobqueue.models import EventKind, Job, JobEvent
 from jobqueue.testing.factories import JobFactory, WorkerFactory
 from tests.asserting import servers_only, stored
@@ -94,7 +94,7 @@ def test_a_stale_page_releases_nothing_that_moved_on(client: Client) -> None:
     again = transitions.release(reclaimed)
     using = again._state.db
     WorkerFactory(id="other")
-    transitions.claim("default", 1, "other", db.now(using), start=True, using=using)
+    dispatch.claim("default", 1, "other", start=True, using=using)
     Job.objects.filter(pk=deleted.pk).delete()
     before = [stored(finished), stored(reclaimed)]
 

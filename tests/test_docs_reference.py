@@ -242,7 +242,7 @@ def test_the_public_interface_exists_and_holds_every_exception() -> None:
 # What these modules have for others of this package.
 INSIDE = {
     "coordinator": set(),
-    "transitions": {"claim", "promote_due", "delete_finished", "settle", "report"},
+    "transitions": {"delete_finished", "settle", "report"},
     "broker": {"compare"},
 }
 

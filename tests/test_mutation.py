@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import db, fence, guards, transitions
+from jobqueue import db, dispatch, fence, guards, transitions
 from jobqueue.fence import SettleResult
 from jobqueue.lifecycle import RULES, Completed, Settled, Verb
 from jobqueue.testing.conformance import ConformanceMixin
@@ -137,7 +137,7 @@ def test_nobody_comes_between_choice_and_write_of_the_one_writer(alias):
     """The excuse: whoever would win the race that those mutants lose can't write."""
     job = job_in("scheduled", run_after=job_in("waiting").run_after)
     with pause_at(alias, update_of_job) as pause, impatient(alias) as other:
-        promotion = run_in_thread(transitions.promote_due, None, 9, using=alias)
+        promotion = run_in_thread(dispatch.promote_due, None, 9, using=alias)
         pause.wait_until_reached()
         with pytest.raises(OperationalError, match="database is locked"), other.cursor() as cursor:
             cursor.execute("UPDATE jobqueue_job SET state = 'waiting' WHERE id = %s", [job.pk])

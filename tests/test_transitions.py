@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import db, signals, transitions
+from jobqueue import db, dispatch, signals, transitions
 from jobqueue.exceptions import InvalidJob, TransitionConflict, TransitionNotAllowed
 from jobqueue.lifecycle import HELD, QUEUED, Error, State, Verb
 from jobqueue.models import Job, JobEvent
@@ -327,13 +327,13 @@ def test_promotion_takes_what_is_due(alias):
     later = job_in("scheduled", run_after=now + MINUTE, queue="a")
     before = row(old)
     with CaptureQueriesContext(connections[alias]) as queries:
-        assert transitions.promote_due(["a"], 1, using=alias) == 1
+        assert dispatch.promote_due(["a"], 1, using=alias) == 1
     (where,) = [q["sql"].split("WHERE")[1] for q in queries if q["sql"].startswith("UPDATE")]
     assert "state" in where  # all that the choice rested on
     assert "run_after" in where
     assert changed(before, old) == {"state": "waiting", "version": 1}
-    assert transitions.promote_due(None, 10, using=alias) == 2
-    assert transitions.promote_due(None, 10, using=alias) == 0
+    assert dispatch.promote_due(None, 10, using=alias) == 2
+    assert dispatch.promote_due(None, 10, using=alias) == 0
     states = [row(job)["state"] for job in (old, new, elsewhere, later)]
     assert states == ["waiting", "waiting", "waiting", "scheduled"]
 
@@ -342,7 +342,7 @@ def test_promotion_with_nothing_due_takes_no_lock(alias):
     """Every worker asks all the time: the answer no must cost one read."""
     job_in("scheduled")
     with CaptureQueriesContext(connections[alias]) as queries:
-        assert transitions.promote_due(None, 10, using=alias) == 0
+        assert dispatch.promote_due(None, 10, using=alias) == 0
     sent = [q["sql"] for q in queries if "jobqueue_job" in q["sql"]]
     assert len(sent) == 1
     assert "FOR UPDATE" not in sent[0]

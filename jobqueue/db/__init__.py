@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -17,7 +18,7 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.signals import connection_created
-from django.db.models import F, Index, Lookup, Q, QuerySet, UniqueConstraint, Value
+from django.db.models import F, Func, Index, Lookup, Q, QuerySet, UniqueConstraint, Value
 from django.db.models.functions import Concat, Now
 from django.db.models.lookups import In
 from django.db.models.sql.compiler import SQLCompiler
@@ -33,6 +34,7 @@ from jobqueue.db.batch import has_batches as has_batches
 from jobqueue.db.chosen import Choice as Choice
 from jobqueue.db.chosen import UpdateChosen as UpdateChosen
 from jobqueue.db.horizon import Snapshot as Snapshot
+from jobqueue.db.horizon import keeps_old_rows as keeps_old_rows
 from jobqueue.db.horizon import oldest_snapshot as oldest_snapshot
 from jobqueue.db.insert import insert_columns as insert_columns
 from jobqueue.db.insert import insert_rows as insert_rows
@@ -98,6 +100,11 @@ def tells_default_times(using: str) -> bool:
     MariaDB, has no INSERT ... RETURNING.
     """
     return settings.USE_TZ and connections[using].features.can_return_columns_from_insert
+
+
+def tells_update_time(using: str) -> bool:
+    """Say whether ``UpdateChosen`` can write ``DatabaseNow``, and learn what it was."""
+    return settings.USE_TZ and has_batches(using)
 
 
 # -- Text that is compared as it is
@@ -178,6 +185,20 @@ def state_is(*states: str) -> Lookup[Any]:
     whoever changes the state does the reverse: a deadlock.
     """
     return In(Concat(F("state"), Value("")), sorted(map(str, states)))
+
+
+def comes_after(columns: Sequence[str], values: Sequence[Any]) -> Func:
+    """Return the condition that a row comes after another in the order of ``columns``, ascending.
+
+    As one comparison, with which an index is entered at its place.
+    """
+    sides = [
+        Func(*side, template="(%(expressions)s)", output_field=models.BooleanField())
+        for side in (map(F, columns), values)
+    ]
+    return Func(
+        *sides, template="%(expressions)s", arg_joiner=" > ", output_field=models.BooleanField()
+    )
 
 
 def columns_without_microseconds(using: str, table: str) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any, Generic, NamedTuple
 
 from django.db import connections, models, transaction
 from django.db.models import Exists, QuerySet
+from django.db.models.functions import Now
 
 from jobqueue.db.batch import has_batches
-from jobqueue.db.convert import Row, instances
+from jobqueue.db.convert import Row, epoch_of, from_epoch, instances
 from jobqueue.db.statement import Blank, fill, update_parts, writing
 
 
@@ -20,7 +21,8 @@ class Choice(NamedTuple, Generic[Row]):
         rows: in an order, and locked past those that others have.
         still: what they must be, compared once more by the UPDATE itself.
         lease: a row of another table without which none is; locked, so that it stays.
-        changes: by column, the value or expression that all of them get.
+        changes: by column, the value or expression that all of them get; ``Now`` is the time of
+            the statement.
     """
 
     rows: QuerySet[Row]
@@ -69,10 +71,14 @@ class UpdateChosen(Generic[Row]):
         with writing(self._using) as cursor:
             cursor.execute(self._sql, [*before, limit, *after])
             rows = sorted(cursor.fetchall(), key=lambda row: row[len(self._fields) :])
+        if not rows:
+            return []
         known = {
             name: given[value.name] if isinstance(value, Blank) else value
             for name, value in self._known.items()
         }
+        if self._times:
+            known |= dict.fromkeys(self._times, from_epoch(rows[0][-1], connection))
         return list(instances(self._model, self._fields, known, rows, self._using))
 
     def _write_sql(self, choice: Choice[Row]) -> None:
@@ -84,6 +90,9 @@ class UpdateChosen(Generic[Row]):
         # Evaluated once, as an array; of IN (SELECT ...) more could be locked than were asked for.
         where = [f"{row_id} = ANY(ARRAY({ids} LIMIT %s))", *where]
         returned = [*(quote(field.column) for field in self._fields), *_order(choice.rows, quote)]
+        # A statement has one time, whichever columns get it.
+        self._times = [name for name, value in choice.changes.items() if isinstance(value, Now)]
+        returned += [epoch_of(quote(name)) for name in self._times[:1]]
         self._sql = f"{head} WHERE {' AND '.join(where)} RETURNING {', '.join(returned)}"
         self._params = [*head_params, *id_params], where_params
         self._known = _known(choice.changes)
@@ -118,6 +127,5 @@ def _order(rows: QuerySet[Any], quote: Callable[[str], str]) -> Iterator[str]:
         field = rows.model._meta.pk if name == "pk" else rows.model._meta.get_field(name)
         number = quote(field.column)
         if isinstance(field, models.DateTimeField):
-            # Exact to the microsecond, and read back at a tenth of a time's cost.
-            number = f"extract(epoch FROM {number})::float8"
+            number = epoch_of(number)
         yield f"-{number}" if term.startswith("-") else number

@@ -41,13 +41,17 @@ LIMIT 1
 """
 
 
+def keeps_old_rows(using: str) -> bool:
+    """Say whether what rows were before a change stays in indexes until nobody may want it."""
+    return connections[using].vendor == "postgresql"
+
+
 def oldest_snapshot(using: str) -> Snapshot | None:
     """Return who keeps the oldest snapshot of this database, where it tells; ``None`` if nobody."""
-    connection = connections[using]
-    if connection.vendor != "postgresql":
+    if not keeps_old_rows(using):
         return None
     try:
-        with transaction.atomic(using=using), connection.cursor() as cursor:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(_POSTGRESQL)
             row = cursor.fetchone()
     except DatabaseError:  # Some accounts may not look.

@@ -17,6 +17,7 @@ from jobqueue import (
     claim,
     coordinator,
     db,
+    dispatch,
     fence,
     groups,
     guards,
@@ -182,9 +183,8 @@ def asking_who_lives_first(patch: Patch) -> None:
 def claiming_without_a_lease(patch: Patch) -> None:
     """Let a claim not ask whether its worker lives, and keep nobody from declaring it dead."""
 
-    def look(worker_id: str, using: str) -> claim.Look:
-        worker = Worker.objects.using(using).get(pk=worker_id)
-        return claim.Look(worker.queues, None, False)
+    def look(worker_id: str, *_: Any) -> claim.Known:
+        return claim.Known(Worker.objects.get(pk=worker_id).queues)
 
     patch.setattr(claim, "_look", look)
     writing_without_a_lease(patch)
@@ -198,7 +198,7 @@ def writing_without_a_lease(patch: Patch) -> None:
 
     shim = SimpleNamespace(objects=SimpleNamespace(using=using))
     lock_rows = db.lock_rows
-    patch.setattr(transitions, "Worker", shim)
+    patch.setattr(dispatch, "Worker", shim)
     patch.setattr(
         db,
         "lock_rows",
@@ -336,7 +336,7 @@ def claiming_without_a_new_version(patch: Patch) -> None:
         def __add__(self, other: Any) -> Any:
             return F("version") if self.name == "version" else super().__add__(other)
 
-    patch.setattr(transitions, "F", Stuck)
+    patch.setattr(dispatch, "F", Stuck)
 
 
 def last_report_wins(patch: Patch) -> None:

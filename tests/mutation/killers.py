@@ -11,7 +11,7 @@ from unittest import TestCase
 import pytest
 from django.db import transaction
 
-from jobqueue import broker, coordinator, db, transitions
+from jobqueue import broker, coordinator, db, dispatch, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.exceptions import LeaseLost, TransitionConflict, TransitionNotAllowed
 from jobqueue.lifecycle import Completed, Error, Heartbeat, Retry, Verb
@@ -19,6 +19,7 @@ from jobqueue.models import Job
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
 from jobqueue.testing.conformance import ConformanceMixin
 from jobqueue.testing.factories import WorkerFactory
+from tests.asserting import set_clock
 from tests.mutation.gate import Killer
 from tests.races.scenes import (
     SETTLING,
@@ -84,7 +85,7 @@ def clock_standing_still(alias: str) -> Iterator[None]:
     """Let the database's clock show the same time until the block ends."""
     moment = db.now(alias)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(db, "now", lambda using: moment)
+        set_clock(patch, lambda using: moment)
         yield
 
 
@@ -140,8 +141,7 @@ def claim_chosen(job: Job, worker_id: str, alias: str) -> list[Job]:
     """Have a new worker claim a row that was chosen by its id alone."""
     WorkerFactory(id=worker_id)
     with choosing(Job.objects.using(alias).filter(pk=job.pk)), transaction.atomic(using=alias):
-        now = db.now(alias)
-        return transitions.claim(job.queue, 1, worker_id, now, start=True, using=alias)
+        return dispatch.claim(job.queue, 1, worker_id, start=True, using=alias)
 
 
 def chosen_job_that_is_held_is_not_claimed(alias: str) -> None:
@@ -161,7 +161,7 @@ def held_job_is_not_claimed(alias: str) -> None:
 def waiting_job_is_not_promoted(alias: str) -> None:
     """It has been; its version says so."""
     job = job_in("waiting")
-    assert transitions.promote_due(None, 9, using=alias) == 0
+    assert dispatch.promote_due(None, 9, using=alias) == 0
     assert row(job)["version"] == job.version
 
 
@@ -184,7 +184,7 @@ def chosen_job_is_not_claimed_early(alias: str) -> None:
 def job_is_not_promoted_early(alias: str) -> None:
     """A scheduled job stays so until its time has come."""
     job = job_in("scheduled", run_after=db.now(alias) + HOUR)
-    assert transitions.promote_due(None, 9, using=alias) == 0
+    assert dispatch.promote_due(None, 9, using=alias) == 0
     assert row(job)["state"] == "scheduled"
 
 

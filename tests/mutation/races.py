@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from jobqueue import broker, db, transitions
+from jobqueue import broker, db, dispatch, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.exceptions import LeaseLost
 from jobqueue.models import Worker
@@ -55,9 +55,9 @@ def second_promoter_of_the_same_rows_promotes_none(alias: str) -> None:
     """Without row locks, that is: they save the wait, and the statement keeps the truth."""
     job = job_in("scheduled", run_after=db.now(alias) - HOUR)
     with without_row_locks(), pause_at(alias, update_of_job) as pause:
-        late = run_in_thread(transitions.promote_due, None, 9, using=alias)
+        late = run_in_thread(dispatch.promote_due, None, 9, using=alias)
         pause.wait_until_reached()
-        assert transitions.promote_due(None, 9, using=alias) == 1
+        assert dispatch.promote_due(None, 9, using=alias) == 1
         pause.release()
         assert late.result() == 0
     assert row(job)["version"] == job.version + 1
@@ -67,7 +67,7 @@ def job_put_off_meanwhile_is_not_promoted(alias: str) -> None:
     """Between the choice and the write it was given a later time; again without row locks."""
     job = job_in("scheduled", run_after=db.now(alias) - HOUR)
     with without_row_locks(), pause_at(alias, update_of_job) as pause:
-        promotion = run_in_thread(transitions.promote_due, None, 9, using=alias)
+        promotion = run_in_thread(dispatch.promote_due, None, 9, using=alias)
         pause.wait_until_reached()
         transitions.edit(job, {"run_after": db.now(alias) + HOUR}, actor="ann")
         pause.release()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobqueue import db
+from tests.asserting import set_clock
 from tests.explorer.model import at, tick
 
 # After any time that a real clock tells while the tests run: what a column's default wrote is past.
@@ -16,7 +16,7 @@ START = tick(datetime(2100, 1, 1, tzinfo=UTC))
 
 
 class Clock:
-    """Stands in for ``db.now``, the only place where the package asks what time it is.
+    """Stands in for ``db.now``, where the package asks what time it is, claims included.
 
     A step is what a failover to another host, or NTP, does to the database's clock. A skew is for
     one actor alone, as if each asked another server. The host's own clock is never asked.
@@ -31,7 +31,7 @@ class Clock:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be the clock of every database."""
-        monkeypatch.setattr(db, "now", lambda using: at(self.seconds))
+        set_clock(monkeypatch, lambda using: at(self.seconds))
 
     def step(self, by: int) -> None:
         """Go forward or back; ``latest`` is as late as it has ever been for anybody."""

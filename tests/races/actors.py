@@ -201,11 +201,14 @@ def claiming(*, start: bool) -> Callable[[Part], Program]:
         # One statement locks the lease, chooses, locks and writes, where the engine has it.
         in_one = db.has_batches(part.alias)
         lock = "update job" if in_one else "lock worker"
-        # What becomes due after the look at the clock, where that is a server's, isn't claimed.
         has_clock = connections[part.alias].vendor != "sqlite"
-        now = (yield "select").world.now if has_clock else view.world.now
-        if looked and looked.state == State.SCHEDULED and looked.run_after <= now:
-            yield from promoting(part)
+        if looked and looked.state == State.SCHEDULED:
+            now = (yield "select").world.now if has_clock else view.world.now
+            if looked.run_after <= now:
+                yield from promoting(part)
+        # What becomes due after a look at the clock, where that is a statement, isn't claimed.
+        has_looked = has_clock and not db.tells_update_time(part.alias)
+        now = (yield "select").world.now if has_looked else 0
         view = yield lock
         if part.worker_id not in model.alive_ids(view.world):
             return Answer.NOTHING
@@ -213,7 +216,7 @@ def claiming(*, start: bool) -> Callable[[Part], Program]:
             view = yield "lock job"
         if view.is_passed_over:
             return Answer.NOTHING
-        now = now if has_clock else view.world.now
+        now = now if has_looked else view.world.now
         got = view.do(lambda world: model.claim(replace(world, now=now), part.worker_id, start))
         return got if isinstance(got, Answer) else Answer.APPLIED
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from jobqueue import broker, coordinator, transitions
+from jobqueue import broker, coordinator, dispatch, transitions
 from jobqueue.lifecycle import (
     FINAL,
     HELD,
@@ -206,7 +206,7 @@ OTHERS: Final[Mapping[str, Actor]] = {
     "promote": Actor(
         Verb.PROMOTE,
         RULES[Verb.PROMOTE].sources,
-        lambda part: transitions.promote_due(None, 10, using=part.alias),
+        lambda part: dispatch.promote_due(None, 10, using=part.alias),
         actors.promoting,
         actors.number,
     ),

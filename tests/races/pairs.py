@@ -16,7 +16,7 @@ from unittest import mock
 
 from django.db import connections, transaction
 
-from jobqueue import db
+from jobqueue import claim, db
 from jobqueue.lifecycle import Cancelled, Completed, Error, Failed, State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
 from jobqueue.testing.factories import TASK
@@ -156,6 +156,7 @@ class Table:
 
     def reset(self, world: World) -> None:
         """Write this world to the tables, and nothing else; next time by the same statements."""
+        claim._known.clear()
         if world not in self._written:
             self._written[world] = statements = []
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connections, router, transaction
 from django.dispatch import Signal
 
-from jobqueue import broker, claim, db, fence, groups, transitions
+from jobqueue import broker, claim, db, dispatch, fence, groups, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.lifecycle import Outcome, State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
@@ -42,7 +42,7 @@ update_of_job = statement("UPDATE", "jobqueue_job")
 def statements_made_anew() -> Iterator[None]:
     """Have the block, which patches their parts, and what comes after it, make their own."""
     made = (
-        *(broker._later, claim._looking, transitions._claiming),
+        *(broker._later, claim._looking, dispatch._claiming),
         *(fence._updating, groups._updating),
     )
     for each in made:

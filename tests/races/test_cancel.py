@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from django.db import connections
 
-from jobqueue import broker, coordinator, transitions
+from jobqueue import broker, coordinator, dispatch, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.exceptions import JobBusy, TransitionConflict, TransitionNotAllowed
 from jobqueue.models import Job
@@ -54,7 +54,7 @@ def rescue(job):
 
 
 def promote(job):
-    return transitions.promote_due(None, 9, using=job._state.db)
+    return dispatch.promote_due(None, 9, using=job._state.db)
 
 
 def job_for(contender):

@@ -7,12 +7,13 @@ import threading
 import pytest
 from django.db import connections, transaction
 
-from jobqueue import broker, db, transitions
+from jobqueue import broker, db, dispatch, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.exceptions import LeaseLost, TransitionConflict
 from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory, WorkerFactory
+from tests.asserting import set_clock
 from tests.helpers import pause_at, run_in_thread, wait_until_blocked
 from tests.races.scenes import choosing, job_in, kinds, row, update_of_job
 
@@ -58,16 +59,17 @@ def these(jobs):
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_two_claimers_that_chose_the_same_rows(alias, start):
+def test_two_claimers_that_chose_the_same_rows(alias, start, monkeypatch):
     """django-q#234, django-ox#16: one gets them, even when both claim in the same instant."""
     jobs = JobFactory.create_batch(2)
     for worker_id in ("winner:1:1", "loser:2:2"):
         WorkerFactory(id=worker_id)
     now = db.now(alias)
+    set_clock(monkeypatch, lambda using: now)
 
     def claim(worker_id):
         with transaction.atomic(using=alias):
-            return transitions.claim("default", 9, worker_id, now, start=start, using=alias)
+            return dispatch.claim("default", 9, worker_id, start=start, using=alias)
 
     with choosing(these(jobs)):
         with transaction.atomic(using=alias):
@@ -91,7 +93,7 @@ def test_claim_reads_back_what_it_wrote(alias):
     assert other.pk == taken.pk
     transitions.cancel(cancelled, actor="operator")
     with choosing(these([second, taken, cancelled, first])):
-        got = transitions.claim("default", 9, worker.pk, db.now(alias), start=False, using=alias)
+        got = dispatch.claim("default", 9, worker.pk, start=False, using=alias)
     assert ids(got) == ids([first, second])
 
 
@@ -118,7 +120,7 @@ def test_claim_while_a_promotion_runs(alias):
     waiting = JobFactory()
     worker = WorkerFactory()
     with pause_at(alias, update_of_job, after=True) as pause:
-        promotion = run_in_thread(transitions.promote_due, None, 10, using=alias)
+        promotion = run_in_thread(dispatch.promote_due, None, 10, using=alias)
         pause.wait_until_reached()
         claim = run_in_thread(claim_jobs, worker.pk, ["default"], 10)
         if skips_locked(alias):
@@ -136,9 +138,9 @@ def test_two_promotions_at_once(alias):
     """A job is promoted once, and neither counts what the other did."""
     jobs = [job_in("scheduled", run_after=db.now(alias)) for _ in range(3)]
     with pause_at(alias, update_of_job, after=True) as pause:
-        first = run_in_thread(transitions.promote_due, None, 2, using=alias)
+        first = run_in_thread(dispatch.promote_due, None, 2, using=alias)
         pause.wait_until_reached()
-        second = run_in_thread(transitions.promote_due, None, 10, using=alias)
+        second = run_in_thread(dispatch.promote_due, None, 10, using=alias)
         if skips_locked(alias):
             second.result()
         else:
@@ -146,7 +148,7 @@ def test_two_promotions_at_once(alias):
         pause.release()
         assert first.result() == 2
     # MariaDB may have locked, and so passed over, more rows than it took.
-    assert second.result() + transitions.promote_due(None, 10, using=alias) == 1
+    assert second.result() + dispatch.promote_due(None, 10, using=alias) == 1
     assert [(row(job)["state"], row(job)["version"]) for job in jobs] == [("waiting", 1)] * 3
 
 
@@ -155,7 +157,7 @@ def test_promotion_against_cancel(alias):
     job = job_in("scheduled", run_after=db.now(alias))
     with transaction.atomic(using=alias):
         transitions.cancel(job, actor="operator")
-        promotion = run_in_thread(transitions.promote_due, None, 10, using=alias)
+        promotion = run_in_thread(dispatch.promote_due, None, 10, using=alias)
         if skips_locked(alias):
             promotion.result()
         else:

@@ -11,7 +11,7 @@ from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
 
-from jobqueue import broker, db, transitions
+from jobqueue import broker, db, dispatch, transitions
 from jobqueue.enqueue import enqueue
 from jobqueue.models import Job, Worker
 from jobqueue.sweep import SweepReport, sweep_stale_jobs
@@ -87,7 +87,7 @@ def test_due_times_without_use_tz(alias, naive_times):
     later = enqueue(TASK, run_after=60)
     due = job_in("scheduled", run_after=db.now(alias) - SECOND)
     assert later.run_after.tzinfo is None
-    assert transitions.promote_due(None, 10, using=alias) == 1
+    assert dispatch.promote_due(None, 10, using=alias) == 1
     assert [row(job)["state"] for job in (later, due)] == ["scheduled", "waiting"]
 
 
