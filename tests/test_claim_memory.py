@@ -154,3 +154,12 @@ def test_it_is_found_soon_when_others_come_all_the_time(
     monkeypatch.setattr(claim, "RELY", 0.0)
     assert first.pk not in take(limit=2)
     assert take(limit=2) == [first.pk, last.pk - 1]
+
+
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_it_is_found_before_the_next_queue_is_looked_at(alias: str) -> None:
+    jobs = [job.pk for job in JobFactory.create_batch(3)]
+    other = JobFactory(queue="other")
+    transitions.release(claim_jobs("w", ["default", "other"], 2)[0])
+    claims = [take("default", "other", limit=2) for _ in range(2)]
+    assert claims == [jobs[2:], [jobs[0], other.pk]]
