@@ -11,7 +11,7 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from jobqueue.conf import MAX_PRIORITY
-from jobqueue.db import DatabaseNow, ExactCharField, StateIndex, UniqueWhenSet
+from jobqueue.db import ArrivalIndex, DatabaseNow, ExactCharField, StateIndex, UniqueWhenSet
 from jobqueue.exceptions import UnfencedWrite
 from jobqueue.lifecycle import FINAL, HELD, QUEUED, ExecutionFingerprint, State
 from jobqueue.querysets import JobQuerySet, WorkerQuerySet
@@ -232,7 +232,7 @@ class JobEvent(models.Model):
         verbose_name = _("job event")
         verbose_name_plural = _("job events")
         ordering = ("pk",)
-        indexes = [models.Index(fields=["kind", "at"], name="jobqueue_event_kind_at")]
+        indexes = [ArrivalIndex(fields=["at"], name="jobqueue_event_at")]
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind

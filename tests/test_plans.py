@@ -22,6 +22,7 @@ from jobqueue.broker import register
 from jobqueue.claim import claim_jobs
 from jobqueue.lifecycle import Completed
 from jobqueue.models import Job
+from jobqueue.status import queue_status
 from jobqueue.sweep import sweep_stale_jobs
 from tests.helpers import engine
 from tests.routers import use_alias
@@ -135,6 +136,33 @@ def test_a_rescue_reaches_its_rows_by_their_ids(full_table: str, times: str) -> 
     assert indexes_of(plan) == {"jobqueue_job_pkey"}
     assert "Insert on jobqueue_jobevent" in plan
     assert "Join Filter" not in plan
+
+
+def test_events_of_the_last_hour_are_read_without_those_before(full_table: str) -> None:
+    """Both by a range of pages that has its summary, and by those that came since."""
+    with connections[full_table].cursor() as cursor:
+        for hours, count in ((200, 50_000), (0, 1_000)):
+            cursor.execute(
+                "INSERT INTO jobqueue_jobevent (job_id, at, kind, attempt, from_state, to_state, "
+                "actor, message, version, detail) SELECT n, now() - make_interval(hours => %s), "
+                "'rescued', 1, 'running', 'scheduled', 'sweep', 'its worker is gone', 2, '{}' "
+                "FROM generate_series(1, %s) AS n",
+                [hours, count],
+            )
+            if hours:
+                cursor.execute("SELECT brin_summarize_new_values('jobqueue_event_at')")
+        cursor.execute("ANALYZE jobqueue_jobevent")
+
+    with CaptureQueriesContext(connections[full_table]) as captured:
+        assert queue_status().events == {"rescued": 1_000}
+
+    query = next(q["sql"] for q in captured if 'FROM "jobqueue_jobevent"' in q["sql"])
+    with connections[full_table].cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE) {query}")
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "Bitmap Index Scan on jobqueue_event_at" in plan
+    (left_out,) = re.findall(r"Rows Removed by Index Recheck: (\d+)", plan) or ["0"]
+    assert int(left_out) < 10_000
 
 
 def test_pruning_finds_old_jobs_by_when_they_finished(full_table: str) -> None:

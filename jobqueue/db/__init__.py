@@ -153,6 +153,28 @@ class StateIndex(Index):
         return index.create_sql(model, schema_editor, using=using, **kwargs)
 
 
+class ArrivalIndex(Index):
+    """An index of when rows came, for questions about the latest of a table that grows at its end.
+
+    Where the engine can it holds but the times between which each range of pages is: a tree costs
+    a row that is inserted as much as the row's place in the table.
+    """
+
+    def create_sql(
+        self,
+        model: type[models.Model],
+        schema_editor: BaseDatabaseSchemaEditor,
+        using: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        if schema_editor.connection.vendor != "postgresql":
+            return super().create_sql(model, schema_editor, using=using, **kwargs)
+        statement: Any = super().create_sql(model, schema_editor, using=" USING brin", **kwargs)
+        # A range of which there is no summary yet is read whole.
+        statement.parts["extra"] = " WITH (autosummarize = on)"
+        return statement
+
+
 class UniqueWhenSet(UniqueConstraint):
     """Unique among the rows where the column isn't NULL, kept out of the index where it can be."""
 
