@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -146,7 +147,7 @@ def write(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]
 
 
 def rescue(
-    items: Sequence[tuple[db.Alike[Job], Outcome]], actor: str, using: str
+    items: Sequence[tuple[db.Alike[Job], Outcome]], now: datetime, actor: str, using: str
 ) -> list[Counter[str]]:
     """Write what a sweep decided on jobs alike whose executors are gone, in one transaction.
 
@@ -154,7 +155,6 @@ def rescue(
         Of each item, how many jobs are in which state by this. The others moved on: no event is
         left of that, since the sweep counts them.
     """
-    now = db.now(using)
     plans = [
         Plan(job, ids, plan(job, outcome, now, by_owner=False, rescue=True, draws=False))
         for (job, ids), outcome in items
@@ -216,7 +216,8 @@ def _write_each(plans: Sequence[Plan], actor: str | None, using: str) -> list[Wr
     """Write job by job: of each the first of its writes that matches, and its event."""
     done: list[Written] = [[] for _ in plans]
     events = []
-    for job_id, index in groups.in_order_of_ids(enumerate(each.ids for each in plans)):
+    ids, places = groups.in_order_of_ids([each.ids for each in plans])
+    for job_id, index in zip(ids, places, strict=True):
         job = plans[index].about(job_id)
         for way in map(drawn, plans[index].writes):
             if update(job, {**way.changes, **mark_of(job, actor)}, way.where, using):
@@ -247,10 +248,11 @@ def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> l
             parts = [_part(plans[i], left[i], place, actor) for i in group]
             met = groups.update(parts, actor, using)
             for index, (_, ids, way, _) in zip(group, parts, strict=True):
-                if written := [job_id for job_id in ids if job_id in met]:
+                if met.issuperset(ids):
+                    done[index].append((way, left.pop(index)))
+                elif written := [job_id for job_id in ids if job_id in met]:
                     done[index].append((way, written))
                     left[index] = [job_id for job_id in ids if job_id not in met]
-        left = {index: ids for index, ids in left.items() if ids}
     return done
 
 

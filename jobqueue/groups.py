@@ -6,7 +6,7 @@ arrays it would cost a quarter (DESIGN.md, 8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -35,9 +35,12 @@ def kind_of(job: Job, write: Write) -> tuple[Any, ...]:
     return (*nulls, write.verb, write.kind is None, *write.changes, id(write.where))
 
 
-def in_order_of_ids(groups: Iterable[tuple[int, Sequence[int]]]) -> list[tuple[int, int]]:
-    """Return each id, with its group's place, so that batches never wait crosswise."""
-    return sorted((job_id, place) for place, ids in groups for job_id in ids)
+def in_order_of_ids(groups: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return all ids, sorted so that batches never wait crosswise, and each one's group's place."""
+    if len(groups) == 1:
+        return sorted(groups[0]), [0] * len(groups[0])
+    pairs = sorted((job_id, place) for place, ids in enumerate(groups) for job_id in ids)
+    return [job_id for job_id, _ in pairs], [place for _, place in pairs]
 
 
 def expecting(names: Sequence[str], state: str | None, using: str) -> JobQuerySet:
@@ -53,8 +56,7 @@ def expecting(names: Sequence[str], state: str | None, using: str) -> JobQuerySe
 def update(parts: Sequence[Part], actor: str | None, using: str) -> set[int]:
     """Write parts of one kind, and their events; return the ids of the jobs that were met."""
     first = parts[0]
-    rows = in_order_of_ids(enumerate(part.ids for part in parts))
-    places = [place for _, place in rows]
+    ids, places = in_order_of_ids([part.ids for part in parts])
     expected = guards.unchanged(first.job.fingerprint)
     names = [name for name in expected if name in guards.FINGERPRINT]
     _, match = _split([{name: getattr(p.job, name) for name in names} for p in parts], places)
@@ -67,7 +69,6 @@ def update(parts: Sequence[Part], actor: str | None, using: str) -> set[int]:
         tuple((name, type(value) is Drawn) for name, value in new.items()),
         *(tuple(own_new), tuple(told), tuple(own_told)),
     )
-    ids = [job_id for job_id, _ in rows]
     columns = {**match, **_prefixed("new_", own_new), **_prefixed("own_", own_told)}
     given = {**alike, **_prefixed("new_", new), **_prefixed("told_", told)}
     if isinstance(wait := new.get("run_after"), Drawn):

@@ -221,7 +221,11 @@ class _Sweep:
     fenced: set[str] = field(default_factory=set)
     gone: set[str | None] = field(default_factory=set)
     error: Exception | None = None
+    clock: db.Clock = field(init=False)
     actor: str = field(default_factory=lambda: f"sweep {socket.gethostname()}:{os.getpid()}")
+
+    def __post_init__(self) -> None:
+        self.clock = db.Clock(self.rules.now)
 
     def room(self) -> int | None:
         """How many more jobs may be taken; ``None`` for any number."""
@@ -301,7 +305,7 @@ class _Sweep:
         signals.send_after_commit(signals.sweep_failed, Job, self.using, job_id=job_id, error=error)
 
     def _write(self, items: Sequence[tuple[db.Alike[Job], Outcome]]) -> None:
-        taken = fence.rescue(items, self.actor, self.using)
+        taken = fence.rescue(items, self.clock(), self.actor, self.using)
         for (jobs, _), states in zip(items, taken, strict=True):
             for state, number in states.items():
                 self._count(jobs.row, state, number)

@@ -141,7 +141,9 @@ def test_wait_that_the_database_drew_is_not_what_the_job_said_before(alias):
     jobs = three_alike(alias, backoff={"base": 60, "jitter": 0.5})
     alike = Alike(jobs[0], [job.pk for job in jobs])
     with hearing(signals.job_transitioned) as heard:
-        assert fence.rescue([(alike, Retry(Error("gone")))], "ann", alias) == [{"scheduled": 3}]
+        assert fence.rescue([(alike, Retry(Error("gone")))], db.now(alias), "ann", alias) == [
+            {"scheduled": 3}
+        ]
     for told in heard:
         assert told["job"].run_after == row(told["job"])["run_after"] > jobs[0].run_after
 

@@ -225,7 +225,8 @@ def settled(items, **by):
 def rescued(items):
     """Do that as a sweep, which counts."""
     jobs = [(db.Alike(job, [job.pk]), outcome) for job, outcome in items]
-    counts = fence.rescue(jobs, "sweep", router.db_for_write(Job))
+    using = router.db_for_write(Job)
+    counts = fence.rescue(jobs, db.now(using), "sweep", using)
     return [("applied", *count) if count else ("conflict", None) for count in counts]
 
 

@@ -12,7 +12,7 @@ from django.db.models import Expression, Func, QuerySet
 from django.db.models.sql.compiler import SQLCompiler
 
 from jobqueue.db.batch import has_batches
-from jobqueue.db.convert import Row, instances
+from jobqueue.db.convert import Row, maker
 
 
 class Alike(NamedTuple, Generic[Row]):
@@ -44,24 +44,25 @@ def pages_alike(
     sql = f"SELECT id, {own} FROM ({sql}) AS found WHERE id > %s ORDER BY id LIMIT %s"
     if has_batches(using):
         sql = f"SELECT array_agg(id), {own} FROM ({sql}) AS page GROUP BY {own}"
+    make = maker(rows.model, [rows.model._meta.pk, *fields], using)
     last = 0
-    while page := _read(rows.model, fields, sql, (*params, last, size), using):
-        yield page
+    while groups := _groups(sql, (*params, last, size), using):
+        firsts = make(((ids[0], *values) for values, ids in groups.items()), {})
+        yield (page := [Alike(*each) for each in zip(firsts, groups.values(), strict=True)])
         last = max(alike.ids[-1] for alike in page)
 
 
-def _read(
-    model: type[Row], fields: Sequence[Any], sql: str, params: Sequence[Any], using: str
-) -> list[Alike[Row]]:
+def _groups(sql: str, params: Sequence[Any], using: str) -> dict[tuple[Any, ...], list[int]]:
+    """Return the ids of rows by what they have in common, in order."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         for ids, *values in cursor.fetchall():
             group = groups.setdefault(tuple(values), [])
             group += ids if has_batches(using) else [ids]
-    found = [(min(ids), *values) for values, ids in groups.items()]
-    firsts = instances(model, [model._meta.pk, *fields], {}, found, using)
-    return [Alike(row, sorted(ids)) for row, ids in zip(firsts, groups.values(), strict=True)]
+    for ids in groups.values():
+        ids.sort()
+    return groups
 
 
 def drawn_between(earliest: Expression, latest: Expression) -> Func:

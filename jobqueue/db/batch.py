@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from django.db import connections, models
@@ -101,7 +102,7 @@ class UpdateEach:
         before, after = (fill(each, given, connection) for each in (self._before, self._after))
         with writing(self._using) as cursor:
             cursor.execute(self._sql, [*before, *arrays, array(ids), *after])
-            return {pk for (pk,) in cursor.fetchall()}
+            return set(chain.from_iterable(cursor.fetchall()))
 
 
 def _columns(

@@ -53,18 +53,29 @@ def instances(
     using: str,
 ) -> Iterator[Row]:
     """Yield what ``Model.from_db`` would make of rows, at a tenth of its cost a row."""
+    return maker(model, fields, using)(rows, known)
+
+
+def maker(
+    model: type[Row], fields: Sequence[Any], using: str
+) -> Callable[[Iterable[Sequence[Any]], Mapping[str, Any]], Iterator[Row]]:
+    """Return what makes instances of rows, again and again, in this thread."""
     names = [field.attname for field in fields]
     converters = [(field.attname, read) for field in fields for read in _readers(field, using)]
-    for row in rows:
-        values = dict(known)
-        values.update(zip(names, row, strict=False))  # what it is sorted by follows
-        for name, read in converters:
-            values[name] = read(values[name])
-        values["_state"] = state = ModelState()
-        state.adding, state.db = False, using
-        instance = model.__new__(model)
-        instance.__dict__ = values
-        yield instance
+
+    def make(rows: Iterable[Sequence[Any]], known: Mapping[str, Any]) -> Iterator[Row]:
+        for row in rows:
+            values = dict(known)
+            values.update(zip(names, row, strict=False))  # what it is sorted by follows
+            for name, read in converters:
+                values[name] = read(values[name])
+            values["_state"] = state = ModelState()
+            state.adding, state.db = False, using
+            instance = model.__new__(model)
+            instance.__dict__ = values
+            yield instance
+
+    return make
 
 
 def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:
