@@ -6,11 +6,10 @@ none, is decided here.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.db import router
@@ -23,8 +22,8 @@ from jobqueue.lifecycle import Outcome, Settled, State, work_in
 from jobqueue.models import Job, JobEvent
 from jobqueue.settlement import Plan, Write, copied, drawn, plan
 
-# Which write was met by which ids.
-Written = list[tuple[Write, Sequence[int]]]
+# Of jobs alike, which write was met by which ids.
+Written = tuple[Plan, Write, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +108,13 @@ def apply(decided: Sequence[tuple[Job, Plan]], actor: str | None, using: str) ->
         using: database alias.
     """
     plans = list({id(plan): plan for _, plan in decided}.values())
-    done: dict[int, dict[int, tuple[Write, dict[str, Any]]]] = {}
-    for each, written in zip(plans, write(plans, actor, using), strict=True):
-        done[id(each)] = met = {}
-        for way, ids in written:
-            changes = {**way.changes, **mark_of(each.job, actor), "version": each.job.version + 1}
-            met.update(dict.fromkeys(ids, (way, changes)))
+    done: dict[int, dict[int, tuple[Write, dict[str, Any]]]] = {id(each): {} for each in plans}
+    waiting = set()
+    for each, way, ids in write(plans, actor, using):
+        changes = {**way.changes, **mark_of(each.job, actor), "version": each.job.version + 1}
+        done[id(each)].update(dict.fromkeys(ids, (way, changes)))
+        waiting |= _work_for(each.job, way)
+    db.wake_after_commit(using, waiting)
     results = []
     for job, each in decided:
         if applied := done[id(each)].pop(job.pk, None):
@@ -131,47 +131,50 @@ def write(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]
 
     What is missing moved on; nothing is said of it.
     """
+    write_all = _write_in_batches if _is_batch(plans, using) else _write_each
+    return db.in_transaction(using, lambda: list(write_all(plans, actor, using)))
+
+
+def _is_batch(plans: Sequence[Plan], using: str) -> bool:
     # A job that is there twice is written once, and the other of the two is in conflict with it.
     ids = [job_id for each in plans for job_id in each.ids]
-    is_batch = len(ids) > 1 and len(set(ids)) == len(ids) and db.has_batches(using)
-    write_all = _write_in_batches if is_batch else _write_each
-    done = db.in_transaction(using, lambda: write_all(plans, actor, using))
-    waiting = {
-        way.changes.get("queue", each.job.queue)
-        for each, written in zip(plans, done, strict=True)
-        for way, _ in written
-        if way.changes.get("state", each.job.state) == State.WAITING
-    }
-    db.wake_after_commit(using, map(work_in, waiting))
-    return done
+    return len(ids) > 1 and len(set(ids)) == len(ids) and db.has_batches(using)
+
+
+def _work_for(job: Job, way: Write) -> set[str]:
+    """Return what is to be told to workers who wait for something to do."""
+    is_waiting = way.changes.get("state", job.state) == State.WAITING
+    return {work_in(way.changes.get("queue", job.queue))} if is_waiting else set()
 
 
 def rescue(
     items: Sequence[tuple[db.Alike[Job], Outcome]], now: datetime, actor: str, using: str
-) -> list[Counter[str]]:
-    """Write what a sweep decided on jobs alike whose executors are gone, in one transaction.
+) -> Iterator[tuple[Job, str, Sequence[int]]]:
+    """Write what a sweep decided on jobs alike whose executors are gone.
 
-    Returns:
-        Of each item, how many jobs are in which state by this. The others moved on: no event is
-        left of that, since the sweep counts them.
+    Where one statement writes rows and their events, it is a transaction by itself: what was
+    written before one that fails stays.
+
+    Yields:
+        What is written: the item's job, the state, and the ids of those that are in it by this.
+        The others moved on: no event is left of that, since the sweep counts them.
     """
     plans = [
         Plan(job, ids, plan(job, outcome, now, by_owner=False, rescue=True, draws=False))
         for (job, ids), outcome in items
     ]
-    done = zip(plans, write(plans, actor, using), strict=True)
-    return [_counted(each, written, actor, using) for each, written in done]
-
-
-def _counted(jobs: Plan, written: Written, actor: str, using: str) -> Counter[str]:
-    states: Counter[str] = Counter()
-    for way, ids in written:
-        states[way.changes["state"]] += len(ids)
-        changes = {**way.changes, "version": jobs.job.version + 1}
-        if signals.job_transitioned.has_listeners(Job):
-            for job_id in ids:
-                tell(jobs.about(job_id), way.verb, changes, actor, using)
-    return states
+    run = _write_in_batches if _is_batch(plans, using) else write
+    waiting = set()
+    try:
+        for jobs, way, ids in run(plans, actor, using):
+            waiting |= _work_for(jobs.job, way)
+            if signals.job_transitioned.has_listeners(Job):
+                changes = {**way.changes, "version": jobs.job.version + 1}
+                for job_id in ids:
+                    tell(jobs.about(job_id), way.verb, changes, actor, using)
+            yield jobs.job, way.changes["state"], ids
+    finally:
+        db.wake_after_commit(using, waiting)
 
 
 def refuse(job: Job, verb: str, actor: str | None, using: str) -> TransitionConflict:
@@ -212,27 +215,24 @@ def mark_of(job: Job, actor: str | None) -> dict[str, int]:
     return {"settled_version": job.version} if actor is None else {}
 
 
-def _write_each(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
+def _write_each(plans: Sequence[Plan], actor: str | None, using: str) -> Iterator[Written]:
     """Write job by job: of each the first of its writes that matches, and its event."""
-    done: list[Written] = [[] for _ in plans]
     events = []
     ids, places = groups.in_order_of_ids([each.ids for each in plans])
     for job_id, index in zip(ids, places, strict=True):
         job = plans[index].about(job_id)
         for way in map(drawn, plans[index].writes):
             if update(job, {**way.changes, **mark_of(job, actor)}, way.where, using):
-                done[index].append((way, [job_id]))
+                yield plans[index], way, [job_id]
                 if way.kind:
                     events.append(ledger.event(job, way, actor))
                 break
     if events:
         db.insert_rows(events, using)
-    return done
 
 
-def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> list[Written]:
+def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> Iterator[Written]:
     """Do the same in a statement for each group of like writes: the first of each, then others."""
-    done: list[Written] = [[] for _ in plans]
     left: dict[int, Sequence[int]] = {index: each.ids for index, each in enumerate(plans)}
     for place in range(max(len(each.writes) for each in plans)):
         kinds: dict[Any, list[int]] = {}
@@ -240,20 +240,19 @@ def _write_in_batches(plans: Sequence[Plan], actor: str | None, using: str) -> l
             job, _, writes = plans[index]
             if place < len(writes):
                 kinds.setdefault(groups.kind_of(job, writes[place]), []).append(index)
-        if len(kinds) > 1:
+        if len(kinds) > 1 and db.is_in_transaction(using):
             all_ids = [job_id for ids in left.values() for job_id in ids]
             jobs = Job.objects.using(using).filter(pk__in=all_ids)
             list(db.lock_rows(jobs.order_by("pk")).values_list("pk"))
         for group in kinds.values():
             parts = [_part(plans[i], left[i], place, actor) for i in group]
-            met = groups.update(parts, actor, using)
+            met = db.retry_transient(using, partial(groups.update, parts, actor, using))
             for index, (_, ids, way, _) in zip(group, parts, strict=True):
                 if met.issuperset(ids):
-                    done[index].append((way, left.pop(index)))
+                    yield plans[index], way, left.pop(index)
                 elif written := [job_id for job_id in ids if job_id in met]:
-                    done[index].append((way, written))
                     left[index] = [job_id for job_id in ids if job_id not in met]
-    return done
+                    yield plans[index], way, written
 
 
 def _part(each: Plan, ids: Sequence[int], place: int, actor: str | None) -> groups.Part:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 
 from django.db import router
 
@@ -102,7 +103,7 @@ def sweep_stale_jobs(
             ``JOBQUEUE["CLAIM_TIMEOUT"]``. In seconds or as a ``timedelta``, as the next.
         running_after: also take any job that has been running for longer than this, live worker
             or not; by default there is no such limit.
-        batch_size: jobs per page and transaction.
+        batch_size: jobs per page and, at most, per transaction.
         limit: take at most this many jobs.
         dry_run: count, and write nothing.
         using: database alias; default ``router.db_for_write(Job)``.
@@ -286,30 +287,35 @@ class _Sweep:
         return [(jobs, reason) for jobs, reason in left if jobs.ids]
 
     def _settle(self, items: Sequence[tuple[db.Alike[Job], Outcome]]) -> None:
+        done: list[Sequence[int]] = []
         try:
-            self._write(items)
+            for job, state, ids in fence.rescue(items, self.clock(), self.actor, self.using):
+                self._count(job, state, len(ids))
+                done.append(ids)
         except Exception as error:
             if not db.can_go_on(self.using):
                 raise
-            ids = [job_id for jobs, _ in items for job_id in jobs.ids]
-            if len(ids) == 1:
-                self._record(ids[0], error)
-            else:
-                for jobs, outcome in items:
-                    for job_id in jobs.ids:
-                        self._settle([(jobs.only({job_id}), outcome)])
+            self._settle_apart(items, set(chain.from_iterable(done)), error)
+        else:
+            self.report.conflicts += _size([jobs for jobs, _ in items]) - sum(map(len, done))
+
+    def _settle_apart(
+        self, items: Sequence[tuple[db.Alike[Job], Outcome]], done: set[int], error: Exception
+    ) -> None:
+        """Settle by itself each job that isn't done; the error of one that was is its own."""
+        ids = [job_id for jobs, _ in items for job_id in jobs.ids]
+        if len(ids) == 1:
+            self._record(ids[0], error)
+            return
+        for jobs, outcome in items:
+            for job_id in jobs.ids:
+                if job_id not in done:
+                    self._settle([(jobs.only({job_id}), outcome)])
 
     def _record(self, job_id: int, error: Exception) -> None:
         self.error = error
         self.report.errors += 1
         signals.send_after_commit(signals.sweep_failed, Job, self.using, job_id=job_id, error=error)
-
-    def _write(self, items: Sequence[tuple[db.Alike[Job], Outcome]]) -> None:
-        taken = fence.rescue(items, self.clock(), self.actor, self.using)
-        for (jobs, _), states in zip(items, taken, strict=True):
-            for state, number in states.items():
-                self._count(jobs.row, state, number)
-            self.report.conflicts += len(jobs.ids) - states.total()
 
     def _count(self, job: Job, state: str, number: int) -> None:
         name = state if state in FINAL else _GIVEN_BACK[State(job.state)]

@@ -141,9 +141,11 @@ def test_wait_that_the_database_drew_is_not_what_the_job_said_before(alias):
     jobs = three_alike(alias, backoff={"base": 60, "jitter": 0.5})
     alike = Alike(jobs[0], [job.pk for job in jobs])
     with hearing(signals.job_transitioned) as heard:
-        assert fence.rescue([(alike, Retry(Error("gone")))], db.now(alias), "ann", alias) == [
-            {"scheduled": 3}
-        ]
+        rescued = fence.rescue([(alike, Retry(Error("gone")))], db.now(alias), "ann", alias)
+        assert [(state, len(ids)) for _, state, ids in rescued] in (
+            [("scheduled", 3)],
+            [("scheduled", 1)] * 3,
+        )
     for told in heard:
         assert told["job"].run_after == row(told["job"])["run_after"] > jobs[0].run_after
 

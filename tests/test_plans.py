@@ -112,7 +112,7 @@ def test_a_sweep_reads_held_jobs_alone(full_table: str) -> None:
     analyze(full_table)
 
     with plans(full_table, "SELECT array_agg") as found:
-        sweep_stale_jobs(batch_size=300, dry_run=True)
+        sweep_stale_jobs(batch_size=100, dry_run=True)
 
     assert len(found) == 3
     for plan in found:

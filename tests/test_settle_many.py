@@ -226,8 +226,11 @@ def rescued(items):
     """Do that as a sweep, which counts."""
     jobs = [(db.Alike(job, [job.pk]), outcome) for job, outcome in items]
     using = router.db_for_write(Job)
-    counts = fence.rescue(jobs, db.now(using), "sweep", using)
-    return [("applied", *count) if count else ("conflict", None) for count in counts]
+    rescued = fence.rescue(jobs, db.now(using), "sweep", using)
+    states = {job_id: state for _, state, ids in rescued for job_id in ids}
+    return [
+        ("applied", states[job.pk]) if job.pk in states else ("conflict", None) for job, _ in items
+    ]
 
 
 WRITERS = {

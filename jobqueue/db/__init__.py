@@ -45,6 +45,7 @@ from jobqueue.db.statement import Update as Update
 from jobqueue.db.trouble import TRIES as TRIES
 from jobqueue.db.trouble import can_go_on as can_go_on
 from jobqueue.db.trouble import in_transaction as in_transaction
+from jobqueue.db.trouble import is_in_transaction as is_in_transaction
 from jobqueue.db.trouble import is_lock_refused as is_lock_refused
 from jobqueue.db.trouble import is_transient as is_transient
 from jobqueue.db.trouble import retry_transient as retry_transient

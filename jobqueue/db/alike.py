@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Generic, NamedTuple
+from itertools import chain
+from typing import Any, Final, Generic, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
@@ -13,6 +15,12 @@ from django.db.models.sql.compiler import SQLCompiler
 
 from jobqueue.db.batch import has_batches
 from jobqueue.db.convert import Row, maker
+
+# So many pages are read at once.
+AHEAD: Final = 4
+
+# By what they have in common, the ids of rows, in order.
+Groups = dict[tuple[Any, ...], list[int]]
 
 
 class Alike(NamedTuple, Generic[Row]):
@@ -32,6 +40,7 @@ def pages_alike(
     """Read some columns of rows page by page in the order of ids, those that are alike as one.
 
     What is decided on such rows is decided once, and most of what their conversion costs is saved.
+    Some pages are read at once, ahead of what is done with the first: who writes compares anyway.
     """
     using = rows.db
     fields: list[Any] = [rows.model._meta.get_field(name) for name in columns]
@@ -46,15 +55,15 @@ def pages_alike(
         sql = f"SELECT array_agg(id), {own} FROM ({sql}) AS page GROUP BY {own}"
     make = maker(rows.model, [rows.model._meta.pk, *fields], using)
     last = 0
-    while groups := _groups(sql, (*params, last, size), using):
-        firsts = make(((ids[0], *values) for values, ids in groups.items()), {})
-        yield (page := [Alike(*each) for each in zip(firsts, groups.values(), strict=True)])
-        last = max(alike.ids[-1] for alike in page)
+    while groups := _groups(sql, (*params, last, size * AHEAD), using):
+        for page in _parted(groups, size):
+            firsts = make(((ids[0], *values) for values, ids in page), {})
+            yield [Alike(row, ids) for row, (_, ids) in zip(firsts, page, strict=True)]
+        last = max(ids[-1] for ids in groups.values())
 
 
-def _groups(sql: str, params: Sequence[Any], using: str) -> dict[tuple[Any, ...], list[int]]:
-    """Return the ids of rows by what they have in common, in order."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
+def _groups(sql: str, params: Sequence[Any], using: str) -> Groups:
+    groups: Groups = {}
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         for ids, *values in cursor.fetchall():
@@ -63,6 +72,20 @@ def _groups(sql: str, params: Sequence[Any], using: str) -> dict[tuple[Any, ...]
     for ids in groups.values():
         ids.sort()
     return groups
+
+
+def _parted(groups: Groups, size: int) -> list[list[tuple[tuple[Any, ...], list[int]]]]:
+    """Return the pages of groups: each has the next ``size`` ids of all."""
+    lasts = sorted(chain.from_iterable(groups.values()))[size - 1 :: size]
+    pages: list[list[tuple[tuple[Any, ...], list[int]]]] = [[] for _ in range(len(lasts) + 1)]
+    for values, ids in groups.items():
+        begin = 0
+        while begin < len(ids):
+            place = bisect_left(lasts, ids[begin])
+            end = bisect_right(ids, lasts[place]) if place < len(lasts) else len(ids)
+            pages[place].append((values, ids[begin:end]))
+            begin = end
+    return [page for page in pages if page]
 
 
 def drawn_between(earliest: Expression, latest: Expression) -> Func:

@@ -61,6 +61,11 @@ def waits(first: float = FIRST_WAIT, longest: float = LONGEST_WAIT) -> Iterator[
         wait = min(wait * 2, longest)
 
 
+def is_in_transaction(using: str) -> bool:
+    """Say whether what is written now is committed with what else the caller writes."""
+    return connections[using].in_atomic_block
+
+
 def retry_transient(using: str, work: Callable[[], Result]) -> Result:
     """Return ``work()``, run again after a deadlock, a lock timeout or a locked database.
 

@@ -8,12 +8,13 @@ import threading
 import pytest
 from django.db import DataError, OperationalError, connections, transaction
 
-from jobqueue import broker, signals, transitions
+from jobqueue import broker, db, signals, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.lifecycle import Completed
 from jobqueue.models import Job
 from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory, WorkerFactory
+from tests.asserting import stubborn
 from tests.helpers import (
     TIMEOUT,
     engine,
@@ -101,6 +102,19 @@ def test_one_rows_error_in_a_sweep(alias):
     assert [(told["job_id"], told["error"]) for told in heard] == [(bad.pk, TOO_LONG)]
     assert (row(bad), events(bad)) == (before, [])
     assert sweep_stale_jobs().retried == 1
+
+
+@pytest.mark.parametrize("state", ["claimed", "running"])
+def test_what_was_written_before_an_error_is_counted_once(alias, state):
+    """The others, which another statement writes, are no conflicts when each is tried again."""
+    others = JobFactory.create_batch(3, running=True)
+    asked = {"cancel_requested_at": db.now(alias)} if state == "running" else {}
+    bad = job_in(state, **asked)
+    with stubborn(alias, bad):
+        report = sweep_stale_jobs()
+    assert (report.retried, report.conflicts, report.errors) == (3, 0, 1)
+    assert {row(job)["version"] - job.version for job in others} == {1}
+    assert row(bad)["version"] == bad.version
 
 
 def test_error_at_every_row_comes_out_of_the_sweep(alias):

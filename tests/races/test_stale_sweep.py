@@ -170,7 +170,8 @@ def test_two_sweeps_at_once(alias, meet):
     jobs = [job_in("running"), job_in("claimed")]
     second = []
     first = meet(jobs[0], lambda: second.append(sweep_stale_jobs()))
-    assert first == SweepReport(examined=2, conflicts=2)
-    assert second == [SweepReport(examined=2, retried=1, released=1)]
+    (other,) = second
+    assert (first.retried + other.retried, first.released + other.released) == (1, 1)
+    assert (first.examined, first.conflicts, other.conflicts) == (2, other.taken, 0)
     assert [row(job)["version"] for job in jobs] == [job.version + 1 for job in jobs]
     assert [kinds(job) for job in jobs] == [["rescued"], ["rescued"]]
