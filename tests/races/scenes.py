@@ -206,15 +206,17 @@ def lost_commit_reply(alias: str) -> Iterator[None]:
 
 @contextmanager
 def lost_update_reply(alias: str) -> Iterator[None]:
-    """Let an update of a job that is a transaction by itself take effect and its reply be lost."""
+    """Let the next update of jobs, a transaction by itself, take effect and its reply be lost."""
     connection = connections[alias]
+    lost = []
 
     def execute_without_reply(
         execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
     ) -> Any:
         result = execute(sql, params, many, context)
-        if update_of_job(sql):
+        if update_of_job(sql) and not lost:
             assert not connection.in_atomic_block
+            lost.append(sql)
             raise OperationalError("the connection was lost")
         return result
 
