@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import chain
 
 import pytest
 from django.db import connections, transaction
@@ -69,13 +70,23 @@ def test_one_column_tells_rows_apart(alias, column):
     assert sorted(list(found.ids) for found in page) == [[first.pk, last.pk], [other.pk]]
 
 
-def test_pages_are_in_the_order_of_ids_and_of_the_size_asked_for(alias):
-    """However the groups lie among each other, no row is missed and none comes twice."""
-    jobs = [job_in("running", queue=queue) for queue in "abaabbb"]
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_pages_are_in_the_order_of_ids_and_of_the_size_asked_for(alias, size):
+    """However the groups lie among each other, no row is missed and none comes twice.
+
+    Four pages are read at once, and once more it is asked whether there are others.
+    """
+    jobs = [job_in("running", queue=queue) for queue in "abaabbbcabbbba"]
     Job.objects.filter(pk=jobs[0].pk).update(progress=1)  # which moves it to the end of its table
-    found = pages(Job.objects.all(), size=3, columns=["queue"])
+    with CaptureQueriesContext(connections[alias]) as queries:
+        found = pages(Job.objects.all(), size=size, columns=["queue"])
     ids = [sorted(job_id for alike in page for job_id in alike.ids) for page in found]
-    assert ids == [[job.pk for job in jobs[start : start + 3]] for start in (0, 3, 6)]
+    assert ids == [[job.pk for job in jobs[at : at + size]] for at in range(0, len(jobs), size)]
+    assert len(queries) == {1: 5, 3: 3, 4: 2}[size]
+    queue_of = {job.pk: job.queue for job in jobs}
+    for alike in chain.from_iterable(found):
+        assert alike.row.pk == alike.ids[0]
+        assert {queue_of[job_id] for job_id in alike.ids} == {alike.row.queue}
 
 
 def test_no_rows_are_no_pages(alias):
