@@ -32,6 +32,11 @@ snapshot_kept = Signal()
 worker_in_trouble = Signal()
 
 
+def tell_trouble(at_work: object, worker_id: str, doing: str, error: Exception) -> None:
+    """Send ``worker_in_trouble`` now: no transaction of the worker's is under way."""
+    worker_in_trouble.send_robust(type(at_work), worker_id=worker_id, doing=doing, error=error)
+
+
 def send_after_commit(signal: Signal, sender: type, using: str, **payload: Any) -> None:
     """Send ``signal`` once the current transaction is committed, if anyone listens."""
     if signal.has_listeners(sender):

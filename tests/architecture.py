@@ -26,6 +26,8 @@ RAW_WRITE = re.compile(r"\b(UPDATE|DELETE\s+FROM|INSERT\s+INTO)\W+jobqueue_job\b
 IDS_IN = {"pk__in", "id__in", "job__in", "job_id__in"}
 EXPLICIT = {"sorted", "list", "tuple", "set", "[]"}
 
+SENDS = {"send", "asend", "send_robust", "asend_robust"}
+
 VENDORS = re.compile(r"sqlite|postgres|psycopg|mysql|mariadb|oracle", re.IGNORECASE)
 VENDOR_ATTRIBUTES = {"vendor", "mysql_is_mariadb", "sqlstate"}
 
@@ -86,6 +88,15 @@ def lazy_imports(source: str) -> Iterator[str]:
                 yield at(node, f"{function.name}: {ast.unparse(node)}")
 
 
+def sent_signals(source: str) -> Iterator[str]:
+    """Yield signals that are sent: only ``signals`` does, so that one place says when and how."""
+    for node, scope in walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute) or node.attr not in SENDS:
+            continue
+        if node.attr.endswith("robust") or root_of(node, scope) == "signals":
+            yield at(node, ast.unparse(node))
+
+
 def missing_docstrings(source: str) -> Iterator[str]:
     """Yield the module, and its public functions and classes, where they have no docstring."""
     tree = ast.parse(source)
@@ -117,6 +128,7 @@ RULES: dict[str, Callable[[str], Iterator[str]]] = {
         settings_reads,
         vendor_knowledge,
         lazy_imports,
+        sent_signals,
         missing_docstrings,
         too_long,
     )

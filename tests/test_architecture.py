@@ -40,6 +40,7 @@ ALLOWED = {
         "checks.py": r"",
     },
     "lazy_imports": {"apps.py": r"^\d+: ready: from jobqueue import checks$"},
+    "sent_signals": {"signals.py": r""},
 }
 
 
@@ -104,6 +105,11 @@ OFFENDERS = {
         "def f():\n    import json",
         "class C:\n    async def f(self):\n        if x:\n            from jobqueue import db",
     ],
+    "sent_signals": [
+        "worker_in_trouble.send_robust(type(self), error=error)",
+        "def f():\n    return partial(signal.asend_robust, Job)",
+        "signals.job_transitioned.send(Job, job=job)",
+    ],
     "missing_docstrings": [
         "x = 1",
         "'''A module.'''\ndef f(): ...",
@@ -135,6 +141,7 @@ INNOCENTS = {
     "settings_reads": ["raise ValueError('JOBQUEUE[...] is wrong')", "settings.USE_TZ"],
     "vendor_knowledge": ["'''As on PostgreSQL.'''\nclass C:\n    '''MySQL.'''\nx = 1  # SQLite"],
     "lazy_imports": ["if TYPE_CHECKING:\n    from jobqueue.models import Job"],
+    "sent_signals": ["link.send(buried=True)", "signals.send_after_commit(signal, Job, using)"],
     "missing_docstrings": ["", "'''A module.'''\ndef _f(): ...\nclass C:\n    '''A class.'''"],
     "too_long": ["def f():\n    '''Do.\n\n    So.\n    '''\n" + "    x = 1\n" * (MAX_FUNCTION - 1)],
 }

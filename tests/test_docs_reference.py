@@ -211,11 +211,9 @@ def signals_sent(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
         if not isinstance(node, ast.Call):
             continue
         text = ast.unparse(node)
-        match = re.match(
-            r"signals\.(?:send_after_commit\(signals\.)?(\w+)(?:\.send_robust\(|,)", text
-        )
+        match = re.match(r"signals\.send_after_commit\(signals\.(\w+),|(\w+)\.send_robust\(", text)
         if match:
-            yield match[1], {keyword.arg for keyword in node.keywords if keyword.arg}
+            yield match[1] or match[2], {keyword.arg for keyword in node.keywords if keyword.arg}
 
 
 # -- Interface

@@ -81,8 +81,6 @@ class Heart:
         except LeaseLost:
             loop.lose_lease()
         except Exception as error:
-            signals.worker_in_trouble.send_robust(
-                type(self), worker_id=loop.worker_id, doing="renew its lease", error=error
-            )
+            signals.tell_trouble(self, loop.worker_id, "renew its lease", error)
             if time.monotonic() > loop.lease_until:
                 loop.lose_lease()

@@ -389,6 +389,4 @@ class Loop:
         return answer
 
     def _tell(self, doing: str, error: Exception) -> None:
-        signals.worker_in_trouble.send_robust(
-            type(self), worker_id=self.worker_id, doing=doing, error=error
-        )
+        signals.tell_trouble(self, self.worker_id, doing, error)

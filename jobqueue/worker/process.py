@@ -135,7 +135,7 @@ class WorkerProcess:
             try:
                 worker_id = self._register(options, using)
             except Error as error:
-                self._tell("register", "", error)
+                signals.tell_trouble(self, "", "register", error)
                 time.sleep(next(waits))
                 continue
             waits = db.waits()
@@ -191,7 +191,7 @@ class WorkerProcess:
         try:
             local.leave(worker_id)
         except Exception as error:
-            self._tell("leave", worker_id, error)
+            signals.tell_trouble(self, worker_id, "leave", error)
         return ended
 
     @contextmanager
@@ -212,7 +212,7 @@ class WorkerProcess:
             elif word in {stop_asked(execution.job.pk) for execution in loop.hand}:
                 beats.poke()
 
-        trouble = partial(self._tell, "listen", worker_id)
+        trouble = partial(signals.tell_trouble, self, worker_id, "listen")
         with db.Listener(using, ready=ready, hear=hear, trouble=trouble):
             yield
 
@@ -222,16 +222,11 @@ class WorkerProcess:
             sweep_stale_jobs(using=using)
             snapshot = db.oldest_snapshot(using)
             if snapshot and snapshot.age > OLD_SNAPSHOT:
-                signals.snapshot_kept.send_robust(
-                    type(self), worker_id=worker_id, snapshot=snapshot
+                signals.send_after_commit(
+                    signals.snapshot_kept, type(self), using, worker_id=worker_id, snapshot=snapshot
                 )
         except Exception as error:
-            self._tell("sweep", worker_id, error)
-
-    def _tell(self, doing: str, worker_id: str, error: Exception) -> None:
-        signals.worker_in_trouble.send_robust(
-            type(self), worker_id=worker_id, doing=doing, error=error
-        )
+            signals.tell_trouble(self, worker_id, "sweep", error)
 
 
 def bury(worker_id: str, using: str | None = None) -> None:

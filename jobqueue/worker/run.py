@@ -98,8 +98,7 @@ def _bury_all(dead: Sequence[str], process: WorkerProcess, link: Link) -> None:
             bury(worker_id, process.options.using)
         link.send(buried=True)
     except Exception as error:  # Then their leases run out.
-        doing = f"bury {', '.join(dead)}"
-        signals.worker_in_trouble.send_robust(type(process), worker_id="", doing=doing, error=error)
+        signals.tell_trouble(process, "", f"bury {', '.join(dead)}", error)
     finally:
         db.close_connections()
 
