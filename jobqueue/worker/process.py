@@ -235,6 +235,7 @@ def bury(worker_id: str, using: str | None = None) -> None:
     Only for who has reaped that process: nobody else can tell death from silence.
     """
     using = using or router.db_for_write(Job)
+    db.revive(using)
     alive = Worker.objects.using(using).alive().filter(pk=worker_id)
     db.retry_transient(using, lambda: alive.update(state=Worker.State.DEAD))
     sweep_stale_jobs(using=using)

@@ -7,8 +7,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -92,15 +93,34 @@ def run_as_child(options: WorkerOptions, log: Log, link: Link, dead: Sequence[st
 
 
 def _bury_all(dead: Sequence[str], process: WorkerProcess, link: Link) -> None:
-    """Bury the dead, in a thread of its own: a lock that somebody holds must hold up no worker."""
+    """Bury the dead, in a thread of its own: a lock that somebody holds must hold up no worker.
+
+    One that can't be buried, try after try, is left to its lease, and to whoever comes next here.
+    """
     try:
-        for worker_id in dead:
-            bury(worker_id, process.options.using)
-        link.send(buried=True)
-    except Exception as error:  # Then their leases run out.
-        signals.tell_trouble(process, "", f"bury {', '.join(dead)}", error)
+        errors = _bury_each(dead, process.options.using)
+        for wait in islice(db.waits(), db.TRIES - 1):
+            if errors:
+                time.sleep(wait)
+                errors = _bury_each(errors, process.options.using)
+        for worker_id, error in errors.items():
+            doing = f"bury worker {worker_id} in {db.TRIES} tries, and leaves its jobs to a sweep"
+            signals.tell_trouble(process, "", doing, error)
+        if not errors:
+            link.send(buried=True)
     finally:
         db.close_connections()
+
+
+def _bury_each(dead: Iterable[str], using: str | None) -> dict[str, Exception]:
+    """Bury whom it can; return the others, each with what was in the way."""
+    errors: dict[str, Exception] = {}
+    for worker_id in dead:
+        try:
+            bury(worker_id, using)
+        except Exception as error:
+            errors[worker_id] = error
+    return errors
 
 
 def _run(process: WorkerProcess, log: Log, link: Link | None = None) -> None:

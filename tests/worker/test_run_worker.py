@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -16,16 +17,18 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
-from jobqueue import conf
+from jobqueue import conf, db
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, Worker
 from jobqueue.testing.factories import JobFactory, WorkerFactory
-from jobqueue.worker.process import bury, disconnect
+from jobqueue.worker.link import Inbox, Link
+from jobqueue.worker.process import WorkerOptions, WorkerProcess, bury, disconnect
+from jobqueue.worker.run import _bury_all
 from tests.commands import manage
 from tests.helpers import engine, run_in_thread, wait_until, wait_until_blocked
 from tests.worker import handlers, poison
 from tests.worker.real import alone, parent
-from tests.worker.tools import kinds, make_job
+from tests.worker.tools import broken_statements, kinds, make_job, troubles
 
 on_sqlite = pytest.mark.parametrize("alias", [engine("sqlite")], indirect=True)
 
@@ -265,6 +268,78 @@ def test_a_burial_that_breaks_off_can_be_done_again(alias: str) -> None:
         if not broke_off:
             break
     assert survived > 3
+
+
+class Grave:
+    """Three dead workers with a job each, buried as by the process that replaces them."""
+
+    def __init__(self, alias: str) -> None:
+        self.dead = [WorkerFactory(lease=timedelta(hours=1)).pk for _ in range(3)]
+        for worker_id in self.dead:
+            JobFactory(claimed=True, claimed_by=worker_id)
+        self._process = WorkerProcess(WorkerOptions(using=alias))
+
+    def bury_all(self) -> bool:
+        """Bury them; return whether the parent is told so."""
+        inward, outward = os.pipe()
+        inbox, link = Inbox(inward, now=0.0), Link(inward, outward)
+        run_in_thread(_bury_all, self.dead, self._process, link).result()
+        os.close(outward)
+        inbox.read(now=1.0)
+        inbox.close()
+        return inbox.has_buried
+
+    def left(self) -> list[str]:
+        """Return who still has a job, and lives as far as the database knows."""
+        held = Job.objects.exclude(claimed_by=None).values_list("claimed_by", flat=True)
+        alive = Worker.objects.filter(state=Worker.State.ALIVE).values_list("pk", flat=True)
+        assert sorted(held) == sorted(alive)
+        return sorted(held)
+
+
+@pytest.mark.parametrize("times", [1, db.TRIES - 1])
+def test_a_burial_that_fails_is_tried_again(alias: str, times: int) -> None:
+    grave = Grave(alias)
+    lost = OperationalError("the server closed the connection unexpectedly")
+    with troubles() as heard, breaking(alias, grave.dead[0], lost, times):
+        assert grave.bury_all()
+    assert (grave.left(), heard) == ([], [])
+
+
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_a_burial_goes_on_when_its_connection_is_gone(alias: str) -> None:
+    grave = Grave(alias)
+    with transaction.atomic(alias):
+        list(Worker.objects.select_for_update())
+        burial = run_in_thread(grave.bury_all)
+        wait_until_blocked(alias)
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+    assert burial.result()
+    assert grave.left() == []
+
+
+def test_one_that_can_not_be_buried_is_named_and_the_others_are_buried(alias: str) -> None:
+    """The next process that comes there is told of the dead again, and the lease runs out."""
+    grave = Grave(alias)
+    with troubles() as heard, breaking(alias, grave.dead[0], OperationalError("no"), math.inf):
+        assert not grave.bury_all()
+    assert grave.left() == grave.dead[:1]
+    assert heard == [f"bury worker {grave.dead[0]} in 6 tries, and leaves its jobs to a sweep"]
+    assert grave.bury_all()
+    assert grave.left() == []
+
+
+def breaking(alias: str, worker_id: str, error: Exception, times: float) -> Any:
+    """Make declaring that worker dead fail, on connections that the block opens."""
+
+    def matches(sql: str, params: Any) -> bool:
+        return sql.startswith("UPDATE") and worker_id in params and Worker.State.DEAD in params
+
+    return broken_statements(alias, matches, error, times=times)
 
 
 def test_who_has_left_is_not_buried(alias: str) -> None:
