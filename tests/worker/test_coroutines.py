@@ -15,9 +15,17 @@ from jobqueue.exceptions import Snooze
 from jobqueue.lifecycle import State
 from jobqueue.models import Job
 from jobqueue.worker.context import current_context
+from jobqueue.worker.contract import Ended
 from tests.helpers import engine, wait_until
 from tests.worker import handlers
-from tests.worker.tools import RecordingBroker, kinds, make_job, running_loop, work_off
+from tests.worker.tools import (
+    RecordingBroker,
+    declare_dead,
+    kinds,
+    make_job,
+    running_loop,
+    work_off,
+)
 
 UNSTORABLE = "ValueError: result is a set, which JSON can't hold: {1}"
 
@@ -153,6 +161,22 @@ def test_a_coroutine_is_cancelled_when_its_job_is_taken_away(alias):
         wait_until(lambda: rig.loop.settled["conflict"] == 1, "it goes on")
     assert met["cancelled"]
     assert Job.objects.get(pk=job.pk).state == State.CANCELLED
+
+
+@pytest.mark.parametrize("first", ["worker", "sweep"])
+def test_one_that_a_lost_lease_cuts_short_has_used_an_attempt_whoever_is_first(alias, first):
+    """It may be the one that wedged the worker, and must not come back for ever."""
+    job = make_job(wait_for_ever, max_attempts=2)
+    for attempt, state in {1: State.WAITING, 2: State.FAILED}.items():
+        met.clear()
+        with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+            wait_until(lambda: "context" in met, "it does not start")
+            rig.loop.lose_lease() if first == "worker" else declare_dead(rig)
+            rig.beat()
+            assert rig.running.result() is Ended.LEASE_LOST
+        job.refresh_from_db()
+        assert met["cancelled"]
+        assert (job.state, job.attempt, job.excused) == (state, attempt, 0)
 
 
 def test_a_coroutine_that_finishes_all_the_same_is_completed(alias):

@@ -8,12 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 from jobqueue import db
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
-from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.worker.contract import Ended
 from jobqueue.worker.heartbeat import Turns
 from tests.helpers import TIMEOUT, run_in_thread, wait_until
@@ -22,7 +20,7 @@ from tests.worker.tools import (
     FailingBroker,
     LocalBroker,
     RecordingBroker,
-    Rig,
+    declare_dead,
     kinds,
     make_job,
     running_loop,
@@ -34,18 +32,6 @@ def let_pass(seconds: float) -> None:
     """Let the lease run out: time that passes is what is tested here, not what is raced with."""
     until = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() > until, "")
-
-
-def declare_dead(rig: Rig) -> None:
-    """Do what a sweep does to a worker that was silent for too long, but with one COMMIT.
-
-    Else the worker could notice its death, and report, before the sweep has taken its job.
-    """
-    alias = rig.worker._state.db
-    with transaction.atomic(using=alias):
-        long_ago = db.now(alias) - timedelta(hours=1)
-        Worker.objects.filter(pk=rig.worker.pk).update(last_seen_at=long_ago)
-        assert sweep_stale_jobs().dead_workers == 1
 
 
 # -- Turns

@@ -7,15 +7,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from jobqueue import broker, signals
+from jobqueue import broker, db, signals
 from jobqueue.lifecycle import Heartbeat, Outcome
 from jobqueue.models import EventKind, Job, JobEvent, Worker
+from jobqueue.sweep import sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory
 from jobqueue.worker.contract import Ended, LoopOptions
 from jobqueue.worker.heartbeat import Heart
@@ -145,6 +147,18 @@ class Rig:
         """Tell the loop to stop, and return why it ended."""
         self.loop.stop()
         return self.running.result()
+
+
+def declare_dead(rig: Rig) -> None:
+    """Do what a sweep does to a worker that was silent for too long, but with one COMMIT.
+
+    Else the worker could notice its death, and report, before the sweep has taken its job.
+    """
+    alias = rig.worker._state.db
+    with transaction.atomic(using=alias):
+        long_ago = db.now(alias) - timedelta(hours=1)
+        Worker.objects.filter(pk=rig.worker.pk).update(last_seen_at=long_ago)
+        assert sweep_stale_jobs().dead_workers == 1
 
 
 @contextmanager
