@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from django.db import transaction
 
 from jobqueue.lifecycle import State
 from jobqueue.models import EventKind, Job, JobEvent, Worker
@@ -225,6 +227,21 @@ def test_a_process_is_replaced_after_so_many_jobs(alias, tmp_path):
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
     assert [event["status"] for event in crew.events("recycled")] == [RECYCLE] * 2
     assert crew.events()[-1]["settled"] == {"completed": 5}
+
+
+@on_sqlite
+def test_not_all_processes_are_replaced_after_the_same_number_of_jobs(alias, tmp_path):
+    """Or they would all be at their last jobs, and claim nothing, at the same time."""
+    with transaction.atomic(alias):
+        for _ in range(400):
+            poison_job(poison.tell_pid)
+    with parent(tmp_path, "--burst", "--processes", "1", "--max-jobs", "40") as crew:
+        status, output = crew.end()
+    assert status == 0, output
+    pids = list(Job.objects.order_by("id").values_list("result", flat=True))
+    *counts, _ = Counter(pids).values()
+    assert all(36 <= count <= 40 for count in counts)
+    assert set(counts) != {40}
 
 
 @on_sqlite

@@ -68,7 +68,7 @@ _OPTIONS: Final[Mapping[str, tuple[Callable[[str], Any], str, str]]] = {
     "--batch": (count(10_000), "N", "Quick jobs in hand at most; 1: none ahead of the threads."),
     "--async-concurrency": (count(10_000), "N", "Async handlers to run on an event loop at once."),
     "--executor": (_executor, "PATH", "What makes a concurrent.futures.Executor to run jobs in."),
-    "--max-jobs": (count(2**31), "N", "Replace a process after this many jobs."),
+    "--max-jobs": (count(2**31), "N", "Replace a process after this many jobs, or a few less."),
     "--max-rss": (count(2**31), "N", "Replace a process that takes up more than this many MiB."),
     "--lease": (
         positive_duration,
