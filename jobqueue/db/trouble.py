@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Final, TypeVar
 
 from django.db import DatabaseError, connections, transaction
+
+from jobqueue.backoff import Backoff
 
 Result = TypeVar("Result")
 
@@ -55,10 +57,9 @@ def can_go_on(using: str) -> bool:
 
 def waits(first: float = FIRST_WAIT, longest: float = LONGEST_WAIT) -> Iterator[float]:
     """Yield growing waits in seconds, without end: doubled each time, spread by up to a half."""
-    wait = first
-    while True:
-        yield wait * (0.5 + random.random() / 2)
-        wait = min(wait * 2, longest)
+    policy = Backoff(base=first, cap=longest, jitter=0.5)
+    for failures in count(1):
+        yield policy.delay(failures).total_seconds()
 
 
 def is_in_transaction(using: str) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from jobqueue.backoff import Backoff
 from jobqueue.worker import system
 from jobqueue.worker.link import Inbox, Link
 from jobqueue.worker.log import Log
@@ -299,8 +300,10 @@ class Supervisor:
         slot.inbox.close()
 
     def _back_off(self, slot: Slot) -> float:
-        wait = min(FIRST_WAIT * 2.0 ** min(slot.failures, 30), LONGEST_WAIT)
         slot.failures += 1
+        # Spread: what crashed together, for want of memory, should not come back together.
+        policy = Backoff(base=FIRST_WAIT, cap=LONGEST_WAIT, jitter=0.5)
+        wait = round(policy.delay(slot.failures).total_seconds(), 3)
         slot.start_at = time.monotonic() + wait
         return wait
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,19 @@ def nursery(directory: Path, child: str, processes: int = 1, **options: Any) -> 
         started.process.wait()
 
 
+def assert_spread(waits: Sequence[float], *limits: float) -> None:
+    for wait, limit in zip(waits, limits, strict=True):
+        assert limit / 2 <= wait <= limit
+
+
 def test_it_gives_up_when_no_child_ever_comes_up(tmp_path):
     """So that an operator sees it; with growing waits, never a busy loop."""
     with nursery(tmp_path, "never_up", processes=2) as crew:
         assert crew.end() == 1
-    waits = sorted(event["wait"] for event in crew.events("crashed"))
-    assert waits == [0.02] * 2 + [0.04] * 2 + [0.08] * 2 + [0.1] * 4
-    assert crew.events("crashed")[0]["message"].endswith(
-        " ended with status 1; another one starts in 0.02 s."
+    crashed = crew.events("crashed")
+    assert len(crashed) >= 2 * 5
+    assert crashed[0]["message"].endswith(
+        f" ended with status 1; another one starts in {crashed[0]['wait']:g} s."
     )
     assert crew.events()[-1]["message"] == "No worker process came up, in 5 tries: giving up."
     assert "RuntimeError: no module named so" in crew.output.read_text()
@@ -98,7 +103,7 @@ def test_it_does_not_give_up_once_a_child_has_been_up(tmp_path):
 def test_a_child_that_lived_for_long_is_forgiven_what_was_before(tmp_path):
     with nursery(tmp_path, "well_for_a_while") as crew:
         waits = [event["wait"] for event in crew.wait_for("crashed", 5)]
-    assert waits[:5] == [0.02, 0.04, 0.08, 0.02, 0.04]
+    assert_spread(waits[:5], 0.02, 0.04, 0.08, 0.02, 0.04)
 
 
 def test_the_next_child_is_told_which_workers_are_dead_until_one_has_buried_them(tmp_path):
@@ -111,7 +116,8 @@ def test_the_next_child_is_told_which_workers_are_dead_until_one_has_buried_them
 def test_a_child_that_ends_without_a_farewell_has_crashed_whatever_its_status(tmp_path):
     with nursery(tmp_path, "silent_end") as crew:
         events = crew.wait_for("crashed", 2)
-    assert [(event["status"], event["wait"]) for event in events][:2] == [(0, 0.02), (0, 0.04)]
+    assert [event["status"] for event in events][:2] == [0, 0]
+    assert_spread([event["wait"] for event in events][:2], 0.02, 0.04)
 
 
 @pytest.fixture
@@ -123,8 +129,12 @@ def idle() -> Supervisor:
 
 def test_waits_have_a_limit_however_often_a_child_crashes(idle):
     slot = Slot(start_at=None, failures=5000)
-    assert idle._back_off(slot) == 30
+    assert_spread([idle._back_off(slot)], 30)
     assert slot.failures == 5001
+
+
+def test_processes_that_crash_together_do_not_come_back_together(idle):
+    assert len({idle._back_off(Slot(start_at=None)) for _ in range(20)}) > 1
 
 
 def test_it_waits_for_what_is_due_and_not_for_what_a_stop_has_called_off(idle):
