@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jobqueue import signals
@@ -31,7 +31,8 @@ class Turns:
         self._room = threading.Lock()
 
     @contextmanager
-    def _turn(self, timeout: float) -> Iterator[bool]:
+    def take(self, timeout: float) -> Iterator[bool]:
+        """Held by the loop while it claims or settles, and by the heartbeat while it compares."""
         until = time.monotonic() + timeout
         entered = False
         if self._door.acquire(timeout=timeout):
@@ -42,14 +43,6 @@ class Turns:
         finally:
             if entered:
                 self._room.release()
-
-    def exchange(self, timeout: float) -> AbstractContextManager[bool]:
-        """Held by the loop while it claims or settles."""
-        return self._turn(timeout)
-
-    def compare(self, timeout: float) -> AbstractContextManager[bool]:
-        """Held by the heartbeat while it compares."""
-        return self._turn(timeout)
 
 
 class Heart:
@@ -73,7 +66,7 @@ class Heart:
             loop.lose_lease()
             return
         try:
-            with loop.turns.compare(timeout=self.interval / 2) as entered:
+            with loop.turns.take(timeout=self.interval / 2) as entered:
                 held = loop.hand.judged() if entered else None
                 heard = loop.broker.heartbeat(loop.worker_id, held)
                 loop.hand.hear(heard)

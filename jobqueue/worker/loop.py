@@ -243,7 +243,7 @@ class Loop:
 
     def _claim(self, limit: int) -> int | None:
         """Claim and begin up to ``limit`` jobs; return how many, ``None`` if it wasn't possible."""
-        with self.turns.exchange(self._beat) as entered:
+        with self.turns.take(self._beat) as entered:
             if not entered:
                 return None
             jobs = self._attempt("claim", lambda: self.broker.claim(self.worker_id, limit))
@@ -278,7 +278,7 @@ class Loop:
         # The turn can't be kept: the loop may hold it while it waits for what this transaction
         # locks.
         with ExitStack() as stack:
-            with self.turns.exchange(self._options.lease):
+            with self.turns.take(self._options.lease):
                 stack.enter_context(execution.closed_by_handler())
             yield stack.enter_context(
                 self.broker.atomic(self.worker_id, execution.job, execution, alias)
@@ -313,7 +313,7 @@ class Loop:
         done = self.hand.ripe(last=last)
         if not done or time.monotonic() < self._retry_at:
             return
-        with self.turns.exchange(self._beat) as entered:
+        with self.turns.take(self._beat) as entered:
             if not entered:
                 return
             to_write = [e for e in done if e.is_open]
@@ -358,7 +358,7 @@ class Loop:
         has_said = any(execution.context.has_report for execution in self.hand)
         if not has_said or time.monotonic() < self._retry_at:
             return
-        with self.turns.exchange(self._beat) as entered:
+        with self.turns.take(self._beat) as entered:
             due = list(reports_due(self.hand)) if entered else []
             if not due:
                 return

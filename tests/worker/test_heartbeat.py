@@ -39,16 +39,11 @@ def let_pass(seconds: float) -> None:
 
 def test_only_one_side_has_its_turn():
     turns = Turns()
-    with turns.exchange(1) as entered:
-        assert entered
-        with turns.compare(0.01) as compared:
-            assert not compared
-    with turns.compare(1) as compared:
-        assert compared
-        with turns.exchange(0.01) as entered:
-            assert not entered
-    with turns.exchange(1) as entered:
-        assert entered
+    for _ in range(2):
+        with turns.take(1) as entered:
+            assert entered
+            with turns.take(0.01) as beside:
+                assert not beside
 
 
 def test_who_waits_at_the_door_does_not_hold_up_others_for_longer_than_they_would_wait():
@@ -56,13 +51,13 @@ def test_who_waits_at_the_door_does_not_hold_up_others_for_longer_than_they_woul
     turns = Turns()
 
     def wait_for_long() -> bool:
-        with turns.exchange(TIMEOUT) as entered:
+        with turns.take(TIMEOUT) as entered:
             return entered
 
-    with turns.exchange(1):
+    with turns.take(1):
         waiting = run_in_thread(wait_for_long)
         wait_until(turns._door.locked, "nobody waits at the door")
-        with turns.compare(0.05) as compared:
+        with turns.take(0.05) as compared:
             assert not compared
         assert not waiting.done
     assert waiting.result()
@@ -75,13 +70,13 @@ def test_a_busy_loop_cannot_keep_the_heartbeat_out():
         order: list[str] = []
 
         def compare(turns: Turns = turns, order: list[str] = order) -> None:
-            with turns.compare(TIMEOUT):
+            with turns.take(TIMEOUT):
                 order.append("heartbeat")
 
-        with turns.exchange(TIMEOUT):
+        with turns.take(TIMEOUT):
             waiting = run_in_thread(compare)
             wait_until(turns._door.locked, "the heartbeat doesn't wait")
-        with turns.exchange(TIMEOUT):
+        with turns.take(TIMEOUT):
             order.append("loop")
         waiting.result()
         assert order == ["heartbeat", "loop"]
@@ -252,7 +247,7 @@ def test_a_heartbeat_that_hangs_loses_the_lease_too(alias):
     make_job(handlers.hold_until_lost)
     with running_loop(LocalBroker(alias), lease=0.3) as rig:
         context = handlers.gate().wait_until_entered()
-        with rig.loop.turns.compare(1):  # the heartbeat, hanging in the database
+        with rig.loop.turns.take(1):  # the heartbeat, hanging in the database
             wait_until(lambda: context.lost, "the handler was never told")
         assert rig.running.result() is Ended.LEASE_LOST
 

@@ -255,7 +255,7 @@ def test_two_executions_of_one_job_in_one_worker_are_told_apart(alias, monkeypat
         first = handlers.gate("begin 1").wait_until_entered()
         coordinator.release(job.pk, actor="ann")
         second = handlers.gate("begin 2").wait_until_entered()
-        with rig.loop.turns.exchange(TIMEOUT):  # so that the loop finds both reports at once
+        with rig.loop.turns.take(TIMEOUT):  # so that the loop finds both reports at once
             open_gates("begin 1", "begin 2")
             handlers.gate("end 1").wait_until_entered()
             handlers.gate("end 2").wait_until_entered()

@@ -73,7 +73,7 @@ def test_a_lost_job_may_come_back_before_its_handler_has_ended(alias, seen_by_be
     job = make_job(handlers.hold)
     with running_loop(LocalBroker(alias), slots=2) as rig:
         first = handlers.gate().wait_until_entered()
-        with rig.loop.turns.exchange(TIMEOUT):  # so that the loop can't claim it at once
+        with rig.loop.turns.take(TIMEOUT):  # so that the loop can't claim it at once
             coordinator.release(job.pk, actor="operator", using=alias)
             if seen_by_beat_first:
                 rig.loop.hand.hear(rig.loop.broker.heartbeat(rig.worker.pk, rig.loop.hand.judged()))

@@ -115,7 +115,7 @@ def test_what_a_superseded_execution_said_is_dropped_with_the_rest(alias):
     open_gates("open")
     with playing(alias, script, max_jobs=1) as (rig, job):
         handlers.gate().wait_until_entered()
-        with rig.loop.turns.exchange(TIMEOUT):  # so that the loop doesn't say it first
+        with rig.loop.turns.take(TIMEOUT):  # so that the loop doesn't say it first
             coordinator.release(job.pk, actor="ann")
             open_gates("gate")
             wait_until(rig.loop.turns._door.locked, "nobody wants a turn")
