@@ -7,18 +7,19 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from django.utils import autoreload
 from django.utils.module_loading import import_string
 
-from jobqueue import conf
+from jobqueue import conf, db
 from jobqueue.management.base import JobQueueCommand, count, positive_duration
 from jobqueue.models import Worker
 from jobqueue.worker import system
@@ -33,6 +34,11 @@ from jobqueue.worker.run import run_alone, run_as_child, summary
 from jobqueue.worker.supervisor import BEAT_HOLDS, Supervisor, SupervisorOptions
 
 WRONG_USAGE: Final = 2
+# How long a database that can't be reached is waited for at the start, and how often it is asked.
+START_PATIENCE: Final = 10.0
+FIRST_WAIT: Final = 0.25
+
+Answer = TypeVar("Answer")
 
 
 def _executor(path: str) -> Callable[[], Executor]:
@@ -113,6 +119,15 @@ class Command(JobQueueCommand):
             help="Tell each event as a JSON object on a line of stdout.",
         )
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Note what the system checks, which come first, have to know."""
+        self._using, self._as_json = self.database(options), options["as_json"]
+        return super().execute(*args, **options)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Run the system checks, some of which ask the database on MySQL."""
+        self._wait_for_database(lambda: super(Command, self).check(*args, **kwargs))
+
     def handle(self, **options: Any) -> None:
         """Run the worker."""
         worker = WorkerOptions(
@@ -128,15 +143,13 @@ class Command(JobQueueCommand):
             burst=options["burst"],
             max_jobs=options["max_jobs"],
             max_rss=options["max_rss"],
-            using=self.database(options),
+            using=self._using,
         )
         self._check_usage(worker, options)
-        self._log = Log(self.stdout, self.stderr, options["as_json"])
         if options["reload"]:
             autoreload.run_with_reloader(partial(self._run_reloaded, worker, options))
             return
-        self._check_database(worker)
-        self._warn_of_unknown(worker.queues)
+        self._look_first(worker)
         processes = _processes_wanted(options)
         if processes:
             self._run_children(processes, worker, options)
@@ -174,8 +187,7 @@ class Command(JobQueueCommand):
 
     def _run_reloaded(self, worker: WorkerOptions, options: Mapping[str, Any]) -> None:
         """Called in a thread that ends with the process, whenever the code has changed."""
-        self._check_database(worker)
-        self._warn_of_unknown(worker.queues)
+        self._look_first(worker)
         process, thread = WorkerProcess(worker), threading.current_thread()
 
         @atexit.register
@@ -211,14 +223,37 @@ class Command(JobQueueCommand):
         if file and file.exists() and not file.is_file():
             _refuse(f"--health-file {file} is there, and no file.")
 
-    def _check_database(self, worker: WorkerOptions) -> None:
+    def _look_first(self, worker: WorkerOptions) -> None:
         try:
-            Worker.objects.using(worker.using).exists()
+            self._wait_for_database(Worker.objects.using(worker.using).exists)
         except DatabaseError as error:
-            raise CommandError(
-                f"The queue's tables can't be read on database {worker.using!r}: {error}. "
-                "Has `manage.py migrate` been run?"
-            ) from error
+            raise self._unreadable(error, "Has `manage.py migrate` been run?") from error
+        self._warn_of_unknown(worker.queues)
+
+    def _wait_for_database(self, ask: Callable[[], Answer]) -> Answer:
+        """Return what the database answers; wait for one that may just be starting."""
+        until = time.monotonic() + START_PATIENCE
+        for wait in db.waits(FIRST_WAIT):
+            try:
+                return ask()
+            except DatabaseError as error:
+                if db.can_go_on(self._using):
+                    raise
+                if time.monotonic() + wait > until:
+                    hint = f"It could not be reached for {START_PATIENCE:g} s."
+                    raise self._unreadable(error, hint) from error
+                text = f"Database {self._using!r} can't be reached, trying again: {_line(error)}"
+                self._log.tell("unreachable", text, is_trouble=True, database=self._using)
+                time.sleep(wait)
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    def _unreadable(self, error: DatabaseError, hint: str) -> CommandError:
+        where = f"The queue's tables can't be read on database {self._using!r}"
+        return CommandError(f"{where}: {_line(error)}. {hint}")
+
+    @property
+    def _log(self) -> Log:
+        return Log(self.stdout, self.stderr, self._as_json)
 
     def _warn_of_unknown(self, queues: Sequence[str]) -> None:
         """A queue may be new here and old elsewhere, as while a deploy is under way."""
@@ -239,6 +274,10 @@ def _processes_wanted(options: Mapping[str, Any]) -> int:
     if options["burst"] or not system.CAN_FORK or not _is_main_thread():
         return 0
     return conf.get().PROCESSES
+
+
+def _line(error: DatabaseError) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _is_main_thread() -> bool:
