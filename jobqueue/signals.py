@@ -37,6 +37,11 @@ def tell_trouble(at_work: object, worker_id: str, doing: str, error: Exception) 
     worker_in_trouble.send_robust(type(at_work), worker_id=worker_id, doing=doing, error=error)
 
 
+def called(worker_id: str) -> str:
+    """Return what a worker is called in a sentence; before it has a lease, its id is empty."""
+    return f"Worker {worker_id}" if worker_id else "A worker"
+
+
 def send_after_commit(signal: Signal, sender: type, using: str, **payload: Any) -> None:
     """Send ``signal`` once the current transaction is committed, if anyone listens."""
     if signal.has_listeners(sender):
@@ -67,4 +72,4 @@ def _log_snapshot(*, worker_id: str, snapshot: object, **kwargs: Any) -> None:
 
 @receiver(worker_in_trouble)
 def _log_trouble(*, worker_id: str, doing: str, error: Exception, **kwargs: Any) -> None:
-    logger.error("Worker %s could not %s: %s", worker_id, doing, error, exc_info=error)
+    logger.error("%s could not %s: %s", called(worker_id), doing, error, exc_info=error)

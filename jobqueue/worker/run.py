@@ -151,7 +151,7 @@ def _run(process: WorkerProcess, log: Log, link: Link | None = None) -> None:
         log.tell("lease_lost", text, is_trouble=True, worker=worker_id)
 
     def on_trouble(worker_id: str, doing: str, error: Exception, **kwargs: Any) -> None:
-        text = f"Worker {worker_id} could not {doing}: {error}"
+        text = f"{signals.called(worker_id)} could not {doing}: {error}"
         log.tell("trouble", text, worker=worker_id, doing=doing, error=type(error).__name__)
 
     if log.as_json:  # Otherwise the project's own logging tells of it.

@@ -210,11 +210,12 @@ def test_a_process_is_well_while_its_lease_is_held_and_its_loop_ticks(
 # -- Trouble
 
 
-def test_a_database_that_cannot_be_reached_is_waited_for(alias):
+def test_a_database_that_cannot_be_reached_is_waited_for(alias, caplog):
     job = make_job(handlers.give)
     with troubles() as heard, broken_statements(alias, writes_worker("INSERT"), DOWN, times=2):
         work_off(alias)
     assert heard == ["register"] * 2
+    assert caplog.messages[0] == f"A worker could not register: {DOWN}"
     assert Job.objects.get(pk=job.pk).state == State.COMPLETED
 
 
