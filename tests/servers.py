@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -28,6 +27,7 @@ from typing import Any, ClassVar
 import psutil
 
 from example_project.databases import BACKENDS, MYSQL_OPTIONS, use_pymysql_without_mysqlclient
+from tests.guard import guarded
 
 RUN_DIR_VARIABLE = "JOBQUEUE_TEST_RUN_DIR"
 START_TIMEOUT = 60
@@ -371,39 +371,3 @@ def running(aliases: Collection[str]) -> Iterator[None]:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda server: server.start(), servers))
         yield
-
-
-# Waits for the end of its standard input, which is the end of the test session, however it came.
-GUARD = """
-import os, pathlib, shutil, signal, sys, time
-sys.stdin.read()
-directory = pathlib.Path(sys.argv[1])
-def tell(signum):
-    for file in directory.rglob("server.pid"):
-        try:
-            os.kill(int(file.read_text()), signum)
-        except (OSError, ValueError):
-            file.unlink()
-    return list(directory.rglob("server.pid"))
-if directory.exists():
-    tell(signal.SIGQUIT)
-    deadline = time.monotonic() + 10
-    while tell(0) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    tell(signal.SIGKILL)
-    shutil.rmtree(directory, ignore_errors=True)
-"""
-
-
-@contextmanager
-def guarded(directory: Path) -> Iterator[None]:
-    """Have a process of its own clean up, should this one be killed."""
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", GUARD, str(directory)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        guard.communicate()

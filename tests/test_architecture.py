@@ -57,6 +57,11 @@ def test_the_package_keeps(rule: str) -> None:
     assert broken == {}
 
 
+def test_no_file_of_the_tests_is_too_long() -> None:
+    counts = {path: path.read_text().count("\n") for path in Path(__file__).parent.rglob("*.py")}
+    assert {str(path): count for path, count in counts.items() if count > MAX_LINES} == {}
+
+
 @pytest.mark.parametrize(
     ("rule", "name"), [(rule, name) for rule in ALLOWED for name in ALLOWED[rule]]
 )

@@ -23,6 +23,7 @@ from psycopg import sql
 from example_project.databases import SQLITE_OPTIONS
 from tests import servers
 from tests.benchmarks.report import NotRun
+from tests.guard import guarded
 
 Place = dict[str, Any]
 
@@ -158,7 +159,7 @@ def opened(socket: Path | None = None) -> Iterator[Stores]:
         directory = Path(tempfile.mkdtemp(prefix="jobqueue-bench-", dir=_disk()))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         directory.chmod(0o711)  # whoever PostgreSQL runs as must pass through
-        stack.enter_context(servers.guarded(directory))
+        stack.enter_context(guarded(directory))
         yield Stores(directory, stack, socket)
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from tests import servers
 from tests.chaos import checker, families, faults, history, log
 from tests.chaos.proxy import Proxy
 from tests.chaos.scene import Scene
 from tests.chaos.stage import Stage
 from tests.chaos.targets import TARGETS, Target
+from tests.guard import GUARD
 
 READY_TIMEOUT: Final = 90.0
 # How long nothing may end, once all is quiet, before the rest is called stuck; and in all.
@@ -211,7 +211,7 @@ def _directory(keep: bool) -> Iterator[Path]:
     directory.chmod(0o711)  # whoever PostgreSQL runs as must pass through
     guarded = directory / "server" if keep else directory
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", servers.GUARD, str(guarded)],
+        [sys.executable, "-I", "-S", "-c", GUARD, str(guarded)],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )

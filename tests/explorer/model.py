@@ -2,9 +2,9 @@
 
 What a write does, on which conditions, and what its caller is told comes from production itself:
 ``settlement.plan`` and its like, ``guards``, the table of verbs, ``fence.has_traces``,
-``broker.compare``, ``StaleRules.verdict``. Here stand only what SQL does there: to compare a row
-with a condition, to raise the version, to put columns in their place. So a guard that is patched in
-production is patched here as well; call ``forget()`` then, since plans are remembered.
+``broker.compare``, ``StaleRules.verdict``; what SQL does there stands in ``statements``. So a guard
+that is patched in production is patched here as well; call ``forget()`` then, since plans are
+remembered.
 
 Guards that are a place in a protocol, and no function, are named where they stand; ``without``
 drops them. Times are whole seconds since an epoch. A refused write leaves no event here.
@@ -12,61 +12,37 @@ drops them. Times are whole seconds since an epoch. A refused write leaves no ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from datetime import datetime
-from functools import cache
-from typing import Any
 
 from jobqueue import broker, fence, guards, sweep
-from jobqueue.exceptions import TransitionNotAllowed
-from jobqueue.guards import Where
 from jobqueue.lifecycle import HELD, RULES, Outcome, Released, State, Verb, is_allowed
 from jobqueue.models import EventKind
-from jobqueue.settlement import Write, plan, plan_edit, plan_rerun
+from jobqueue.settlement import Write, plan_edit, plan_rerun
 from jobqueue.sweep import StaleRules
+from tests.explorer.statements import (
+    apply,
+    by_batch,
+    by_plan,
+    event_of,
+    has_event,
+    holds,
+    planned,
+    with_lease,
+)
+from tests.explorer.statements import forget as forget
+from tests.explorer.statements import without as without
 from tests.explorer.values import (
-    COLUMNS,
     NOT_JUDGED,
     UNKNOWN,
     Answer,
-    Event,
     Held,
     Lease,
     Row,
     World,
     at,
     matches,
-    tick,
 )
-
-# -- Guards that are no function, and what is remembered
-
-_dropped: set[str] = set()
-
-
-@contextmanager
-def without(*names: str) -> Iterator[None]:
-    """Drop guards that have their place here, by name."""
-    _dropped.update(names)
-    forget()
-    try:
-        yield
-    finally:
-        _dropped.difference_update(names)
-        forget()
-
-
-def holds(name: str) -> bool:
-    """Say whether the guard of this name stands."""
-    return name not in _dropped
-
-
-def forget() -> None:
-    """Forget all plans: to be called after each patch of production."""
-    _plan.cache_clear()
-
 
 # -- A job's executor and whoever acts in its stead
 
@@ -75,16 +51,16 @@ def settle(
     world: World, seen: Row, outcome: Outcome, actor: str | None = None, rescue: bool = False
 ) -> tuple[World, Answer]:
     """Write an outcome decided on ``seen``; without an ``actor`` the write is the owner's."""
-    writes = _plan(seen, outcome, world.now, actor is None, rescue)
+    writes = planned(seen, outcome, world.now, actor is None, rescue)
     if not writes:
         return world, Answer.NOT_ALLOWED
     mark = fence.mark_of(seen, actor)
     for write, where in writes:
-        if after := _apply(world, seen, write, where, actor, mark):
+        if after := apply(world, seen, write, where, actor, mark):
             return after, Answer.APPLIED
     if world.row and actor is None:
         traces = [write for write, _ in writes]
-        if fence.has_traces(seen, traces, world.row, lambda where: _has_event(world, where)):
+        if fence.has_traces(seen, traces, world.row, lambda where: has_event(world, where)):
             return world, Answer.ALREADY_APPLIED
     return world, Answer.CONFLICT
 
@@ -95,7 +71,7 @@ def start(world: World, seen: Row) -> tuple[World, Answer]:
         return world, Answer.NOT_ALLOWED
     changes = {"state": "running", "attempt": seen.attempt + 1, "attempted_at": world.now}
     write = Write(Verb.START, changes)
-    after = _apply(world, seen, write, guards.unchanged(seen.fingerprint))
+    after = apply(world, seen, write, guards.unchanged(seen.fingerprint))
     return (after, Answer.APPLIED) if after else (world, Answer.CONFLICT)
 
 
@@ -118,7 +94,7 @@ def request_cancel(world: World, seen: Row, actor: str) -> tuple[World, Answer]:
     if not (row and matches(row, guards.unchanged(seen.fingerprint))):
         return world, Answer.CONFLICT
     asked_at = world.now if row.cancel_requested_at is None else row.cancel_requested_at
-    event = _event(seen, Write("request cancel", {}, EventKind.CANCEL_REQUESTED), actor)
+    event = event_of(seen, Write("request cancel", {}, EventKind.CANCEL_REQUESTED), actor)
     row = replace(row, cancel_requested_at=asked_at)
     return replace(world, row=row, events=(*world.events, event)), Answer.APPLIED
 
@@ -142,12 +118,12 @@ def coordinate(
 
 def rerun(world: World, seen: Row, actor: str) -> tuple[World, Answer]:
     """Make a finished job wait again."""
-    return _by_plan(world, seen, lambda: plan_rerun(seen, at(world.now), ""), actor)
+    return by_plan(world, seen, lambda: plan_rerun(seen, at(world.now), ""), actor)
 
 
 def edit(world: World, seen: Row, actor: str, **changes: int) -> tuple[World, Answer]:
     """Change ``run_after`` or ``max_attempts`` of a queued job."""
-    return _by_plan(world, seen, lambda: plan_edit(seen, changes, ""), actor)
+    return by_plan(world, seen, lambda: plan_edit(seen, changes, ""), actor)
 
 
 def delete(world: World, seen: Row, actor: str) -> tuple[World, Answer]:
@@ -167,7 +143,7 @@ def promote(world: World) -> tuple[World, Answer]:
     where = guards.in_states(*RULES[Verb.PROMOTE].sources)
     if holds("due time: promote"):
         where |= guards.due(world.now)
-    return _by_batch(world, where, {"state": "waiting"})
+    return by_batch(world, where, {"state": "waiting"})
 
 
 def claim(world: World, worker_id: str, start: bool = True) -> tuple[World, Row | Answer]:
@@ -182,7 +158,7 @@ def claim(world: World, worker_id: str, start: bool = True) -> tuple[World, Row 
     if start and world.row:
         attempt = world.row.attempt + 1
         changes |= {"state": "running", "attempt": attempt, "attempted_at": world.now}
-    after, answer = _by_batch(world, where, changes)
+    after, answer = by_batch(world, where, changes)
     return (after, after.row) if after.row and answer == Answer.APPLIED else (world, answer)
 
 
@@ -199,7 +175,7 @@ def prune(world: World, before: int) -> tuple[World, Answer]:
 
 def register(world: World, worker_id: str, lease: int = 30) -> World:
     """Announce a worker."""
-    return _with_lease(world, worker_id, Lease("alive", world.now, lease))
+    return with_lease(world, worker_id, Lease("alive", world.now, lease))
 
 
 def renew(world: World, worker_id: str) -> tuple[World, Answer]:
@@ -209,7 +185,7 @@ def renew(world: World, worker_id: str) -> tuple[World, Answer]:
     if lease is None or (holds("renewal: only while alive") and not is_alive):
         return world, Answer.LEASE_LOST
     renewed = replace(lease, last_seen_at=world.now)
-    return _with_lease(world, worker_id, renewed), Answer.APPLIED
+    return with_lease(world, worker_id, renewed), Answer.APPLIED
 
 
 def leave(world: World, worker_id: str) -> tuple[World, Answer]:
@@ -217,7 +193,7 @@ def leave(world: World, worker_id: str) -> tuple[World, Answer]:
     lease = world.lease_of(worker_id)
     if not (lease and matches(lease, guards.alive())):
         return world, Answer.NOTHING
-    return _with_lease(world, worker_id, replace(lease, state="stopped")), Answer.APPLIED
+    return with_lease(world, worker_id, replace(lease, state="stopped")), Answer.APPLIED
 
 
 def held_by(world: World, worker_id: str) -> Row | None:
@@ -290,7 +266,7 @@ def fence_worker(world: World, worker_id: str, cutoff: int) -> tuple[World, Answ
     where = guards.alive() | guards.silent_since(cutoff)
     if not (lease and matches(lease, where)):
         return world, Answer.NOTHING
-    return _with_lease(world, worker_id, replace(lease, state="dead")), Answer.APPLIED
+    return with_lease(world, worker_id, replace(lease, state="dead")), Answer.APPLIED
 
 
 def alive_ids(world: World) -> frozenset[str]:
@@ -319,95 +295,3 @@ def sweep_all(world: World, rules: StaleRules, actor: str = "sweep") -> tuple[Wo
     if not (row and row.state in HELD and stale_verdict(rules, row, alive_ids(world))):
         return world, Answer.NOTHING
     return rescue(world, row, actor)
-
-
-# -- What SQL does
-
-
-def _has_event(world: World, where: Where) -> bool:
-    return any(matches(event, where) for event in world.events)
-
-
-@cache
-def _plan(
-    seen: Row, outcome: Outcome, now: int, by_owner: bool, rescue: bool
-) -> tuple[tuple[Write, Where], ...]:
-    """Return production's writes, each with all its conditions; none if the verb isn't allowed."""
-    try:
-        writes = plan(seen, outcome, at(now), by_owner=by_owner, rescue=rescue)
-    except TransitionNotAllowed:
-        return ()
-    return tuple((_in_columns(write), _conditions(seen, write)) for write in writes)
-
-
-def _conditions(seen: Row, write: Write) -> Where:
-    own = write.where
-    assert (own.connector, own.negated) == ("AND", False), own
-    return guards.unchanged(seen.fingerprint) | dict(own.children)
-
-
-def _in_columns(write: Write) -> Write:
-    """Return a write of the columns and times that the model has."""
-    changes = {
-        name: tick(value) if isinstance(value, datetime) else value
-        for name, value in write.changes.items()
-        if name in COLUMNS
-    }
-    if "state" in changes:
-        changes["state"] = str(changes["state"])
-    return replace(write, changes=changes)
-
-
-def _apply(
-    world: World,
-    seen: Row,
-    write: Write,
-    where: Where,
-    actor: str | None = None,
-    mark: Mapping[str, Any] = {},
-) -> World | None:
-    """Return the world after a write, ``None`` if its conditions find no row."""
-    if not (world.row and matches(world.row, where)):
-        return None
-    row = replace(world.row, **write.changes, **mark, version=_next(world.row))
-    events = (*world.events, _event(seen, write, actor)) if write.kind else world.events
-    return replace(world, row=row, events=events)
-
-
-def _next(row: Row) -> int:
-    return row.version + 1 if holds("fence: version rises") else row.version
-
-
-def _event(seen: Row, write: Write, actor: str | None) -> Event:
-    """The event as ``ledger.event`` has it."""
-    return Event(
-        kind=str(write.kind),
-        version=seen.version,
-        actor=actor or seen.claimed_by or "",
-        detail_settled_version=write.detail.get("settled_version"),
-        from_state=seen.state,
-        to_state=write.changes.get("state", seen.state),
-    )
-
-
-def _by_plan(
-    world: World, seen: Row, planned: Callable[[], Write], actor: str
-) -> tuple[World, Answer]:
-    try:
-        write = _in_columns(planned())
-    except TransitionNotAllowed:
-        return world, Answer.NOT_ALLOWED
-    after = _apply(world, seen, write, _conditions(seen, write), actor)
-    return (after, Answer.APPLIED) if after else (world, Answer.CONFLICT)
-
-
-def _by_batch(world: World, where: Where, changes: Where) -> tuple[World, Answer]:
-    row = world.row
-    if not (row and matches(row, where)):
-        return world, Answer.NOTHING
-    row = replace(row, **changes, version=_next(row))
-    return replace(world, row=row), Answer.APPLIED
-
-
-def _with_lease(world: World, worker_id: str, lease: Lease) -> World:
-    return replace(world, workers=tuple(sorted({**dict(world.workers), worker_id: lease}.items())))

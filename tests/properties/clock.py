@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.asserting import set_clock
-from tests.explorer.model import at, tick
+from tests.explorer.values import at, tick
 
 # After any time that a real clock tells while the tests run: what a column's default wrote is past.
 START = tick(datetime(2100, 1, 1, tzinfo=UTC))

@@ -15,7 +15,7 @@ from jobqueue.lifecycle import FINAL, HELD, ExecutionFingerprint, Heartbeat, Out
 from jobqueue.models import Job
 from jobqueue.sweep import PruneReport, SweepReport
 from tests.explorer import model
-from tests.explorer.model import NOT_JUDGED, UNKNOWN, Answer, Event, Lease, Row, World, tick
+from tests.explorer.values import NOT_JUDGED, UNKNOWN, Answer, Event, Lease, Row, World, tick
 
 Act = Callable[[World], tuple[World, Answer]]
 SWEEP = "sweep"

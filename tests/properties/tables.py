@@ -12,7 +12,7 @@ from jobqueue import broker, transitions
 from jobqueue.lifecycle import FINAL, Completed
 from jobqueue.models import EventKind, Job, JobEvent, Queue, Worker
 from jobqueue.sweep import sweep_stale_jobs
-from tests.explorer.model import Event, Lease, tick
+from tests.explorer.values import Event, Lease, tick
 from tests.properties.clock import Clock
 from tests.properties.mirror import OTHERS, SWEEP, Mirror, row_of, whole
 from tests.properties.strategies import QUEUES

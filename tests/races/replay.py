@@ -44,10 +44,10 @@ def check(race: Schedule) -> None:
     """Raise ``ValueError`` if there is nobody of that name, or the engine isn't to be had."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
-    from tests.races import cast, pairs
+    from tests.races import cast, tables
 
     _require("engine", race.engine, ENGINES)
-    _require("state", race.state, pairs.STATES)
+    _require("state", race.state, tables.STATES)
     for actor in (race.first, race.second):
         _require("actor", actor, cast.ACTORS)
     if reason := servers.missing_engines().get(race.engine):

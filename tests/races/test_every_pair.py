@@ -37,7 +37,7 @@ import pytest
 from jobqueue import broker, coordinator, sweep, transitions
 from jobqueue.lifecycle import Verb
 from tests import helpers, servers
-from tests.races import cast, pairs, replay
+from tests.races import cast, pairs, replay, tables
 from tests.races.schedule import Schedule, Stuck
 
 EVERY = os.environ.get("JOBQUEUE_ALL_PAIRS") == "1"
@@ -65,7 +65,7 @@ def _firsts() -> Iterator[Any]:
 def test_every_pair_ends_as_in_the_model(alias, first):
     """At each of its pause points somebody else acts; each of the others in turn."""
     faults, number = [], 0
-    with pairs.table(alias) as table:
+    with tables.table(alias) as table:
         for race in pairs.schedules(table, first, every=EVERY):
             number += 1
             faults += _faults(table, race)
@@ -73,7 +73,7 @@ def test_every_pair_ends_as_in_the_model(alias, first):
     assert not faults, f"{len(faults)} of {number} races:\n" + "\n".join(faults[:SHOWN])
 
 
-def _faults(table: pairs.Table, race: Schedule) -> Iterator[str]:
+def _faults(table: tables.Table, race: Schedule) -> Iterator[str]:
     try:
         run, faults = pairs.play(table, race)
     except Stuck as stuck:
@@ -95,7 +95,7 @@ def _replayed(line: str) -> Any:
 def test_schedule_gives_the_same_race_again(alias, line):
     """The same statements in the same order; ``tests.races.replay`` runs this one."""
     race = Schedule.parse(line)
-    with pairs.table(alias) as table:
+    with tables.table(alias) as table:
         run, faults = pairs.play(table, race)
         sys.stdout.write(f"\n{race}\n{run}\n")
         again, _ = pairs.play(table, race)
@@ -173,7 +173,7 @@ def test_every_function_that_writes_a_job_takes_part(alias):
         if event == "call" and frame.f_code in public:
             called.add(public[frame.f_code])
 
-    with pairs.table(alias) as table:
+    with tables.table(alias) as table:
         for name, scene in pairs.solos(table):
             table.reset(scene.world)
             sys.setprofile(look)
