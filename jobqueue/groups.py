@@ -1,7 +1,7 @@
 """The fence for many jobs at once: like writes in one statement, made once for all of a form.
 
 What all of a group has in common goes as a scalar. To compare scalars costs nearly nothing; as
-arrays it would cost a quarter (DESIGN.md, 8).
+arrays it would cost a quarter (ADR 0021).
 """
 
 from __future__ import annotations
