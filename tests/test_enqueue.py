@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.models.signals import post_save
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from jobqueue import db
 from jobqueue.backoff import Backoff
 from jobqueue.claim import claim_jobs
-from jobqueue.enqueue import enqueue
+from jobqueue.enqueue import enqueue, enqueue_many
 from jobqueue.exceptions import InvalidJob
 from jobqueue.models import Job, JobEvent
 from jobqueue.testing.factories import TASK, WorkerFactory
@@ -34,6 +35,22 @@ def close(one: datetime, other: datetime) -> bool:
 
 
 # -- what is stored
+
+
+def test_djangos_own_signals_tell_of_no_birth_on_postgresql(alias: str) -> None:
+    """As the page on signals says."""
+    heard: list[str] = []
+
+    def hear(instance: Job, **kwargs: Any) -> None:
+        heard.append(instance.task)
+
+    post_save.connect(hear, sender=Job)
+    try:
+        enqueue(TASK)
+        enqueue_many([{"task": TASK}] * 2)
+    finally:
+        post_save.disconnect(hear, sender=Job)
+    assert heard == ([] if alias == "postgresql" else [TASK])
 
 
 def test_a_job_has_the_defaults_of_the_settings(alias: str) -> None:
