@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -24,6 +25,7 @@ class Coroutines:
     def __init__(self, done: Callable[[Execution, Outcome], None]) -> None:
         self._done = done
         self._loop = asyncio.new_event_loop()
+        self._waiting: deque[Execution] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"{THREAD_PREFIX}coroutines", daemon=True
@@ -32,7 +34,12 @@ class Coroutines:
 
     def give(self, executions: Sequence[Execution]) -> None:
         """Begin to run these."""
-        self._loop.call_soon_threadsafe(self._begin, executions)
+        self._waiting.extend(executions)
+        self._loop.call_soon_threadsafe(self._begin, len(executions))
+
+    def take_back(self) -> list[Execution]:
+        """Return those that have not begun, for another keeps the loop to itself; none will."""
+        return list(iter(self._next, None))
 
     def shutdown(self, wait: bool = True) -> None:
         """End the thread once nothing runs there; without ``wait`` at once."""
@@ -47,9 +54,15 @@ class Coroutines:
         finally:
             self._loop.close()
 
-    def _begin(self, executions: Sequence[Execution]) -> None:
-        for execution in executions:
-            task = self._loop.create_task(self._perform(execution))
+    def _next(self) -> Execution | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def _begin(self, count: int) -> None:
+        for _ in range(count):
+            task = self._loop.create_task(self._perform())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -60,7 +73,10 @@ class Coroutines:
         else:
             self._loop.stop()
 
-    async def _perform(self, execution: Execution) -> None:
+    async def _perform(self) -> None:
+        execution = self._next()
+        if execution is None:  # It was taken back.
+            return
         context = execution.context
         began = execution.begin()
         handler = asyncio.ensure_future(execute_async(execution.job, context))

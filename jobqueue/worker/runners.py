@@ -89,7 +89,8 @@ class Runners:
     def take_back(self) -> list[Execution]:
         """Return those that nobody has begun; nobody will. Fewer are claimed for a while."""
         self._pace.slow_down()
-        return self._crew.take_back()
+        coroutines = self._coroutines.take_back() if self._coroutines else []
+        return self._crew.take_back() + coroutines
 
     def shutdown(self, wait: bool) -> None:
         """End all threads: once they are idle, or without waiting for those that are not."""

@@ -45,6 +45,11 @@ async def meet(others: int) -> int:
     return count
 
 
+async def block() -> None:
+    """Keep the loop to itself."""
+    handlers.hold()
+
+
 async def tell_thread() -> str:
     return threading.current_thread().name
 
@@ -177,6 +182,22 @@ def test_one_that_a_lost_lease_cuts_short_has_used_an_attempt_whoever_is_first(a
         job.refresh_from_db()
         assert met["cancelled"]
         assert (job.state, job.attempt, job.excused) == (state, attempt, 0)
+
+
+@pytest.mark.parametrize("end", ["lost", "stopped"])
+def test_those_that_the_loop_has_not_begun_are_handed_back(alias, end):
+    """One that blocks it costs no others an attempt, as with jobs that no thread has begun."""
+    make_job(block)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        handlers.gate().wait_until_entered()
+        job = make_job(tell_thread, max_attempts=1)
+        wait_until(lambda: rig.loop.claimed == 2, "it is not claimed")
+        rig.loop.lose_lease() if end == "lost" else rig.loop.stop()
+        wait_until(lambda: rig.loop.settled["released"] == 1, "it is not handed back")
+        handlers.gate().open()
+        rig.running.result()
+    job.refresh_from_db()
+    assert (job.state, job.attempt, job.excused) == (State.WAITING, 1, 1)
 
 
 def test_a_coroutine_that_finishes_all_the_same_is_completed(alias):
