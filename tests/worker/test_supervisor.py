@@ -168,10 +168,9 @@ def assert_poison_is_contained(number: signal.Signals, tmp_path: Path) -> None:
     innocent.refresh_from_db()
     assert (bad.attempt, kinds(bad)) == (2, [EventKind.RESCUED, EventKind.FAILED])
     assert innocent.attempt == 3
-    assert [(c["status"], c["signal"], c["wait"]) for c in crashes] == [
-        (-number, number.name, 0.5),
-        (-number, number.name, 1.0),
-    ]
+    assert [(c["status"], c["signal"]) for c in crashes] == [(-number, number.name)] * 2
+    first, second = (crash["wait"] for crash in crashes)
+    assert 0.25 <= first <= 0.5 <= second <= 1
     messages = JobEvent.objects.filter(job=bad).values_list("message", flat=True)
     assert list(messages) == [f"its worker {crash['worker']} is gone" for crash in crashes]
     assert states() == ["dead", "dead", "stopped"]
