@@ -8,9 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from django.db import transaction
 
 from jobqueue.management.commands import run_worker
 from tests import servers
+from tests.asserting import unmigrated
+from tests.commands import manage
 from tests.helpers import wait_until
 from tests.worker.real import Child
 
@@ -55,6 +58,15 @@ def test_a_database_that_stays_away_is_waited_for_and_then_named(tmp_path: Path)
         assert last.startswith(GIVEN_UP)
         assert last.endswith("It could not be reached for 10 s.")
         assert "secret" not in output
+
+
+def test_within_a_callers_transaction_nothing_is_waited_for(alias: str) -> None:
+    """It is there, and would not answer any more."""
+    with unmigrated(alias), transaction.atomic(alias):
+        done = manage("run_worker", "--burst")
+        transaction.set_rollback(True, using=alias)
+    assert done.err.endswith("Has `manage.py migrate` been run?\n")
+    assert "trying again" not in done.err
 
 
 @pytest.mark.django_db(databases=[])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.utils import autoreload
 from django.utils.module_loading import import_string
 
@@ -237,7 +237,7 @@ class Command(JobQueueCommand):
             try:
                 return ask()
             except DatabaseError as error:
-                if db.can_go_on(self._using):
+                if connections[self._using].in_atomic_block or db.can_go_on(self._using):
                     raise
                 if time.monotonic() + wait > until:
                     hint = f"It could not be reached for {START_PATIENCE:g} s."
