@@ -19,8 +19,8 @@ from jobqueue.lifecycle import State
 from jobqueue.payload import Payload, check_text, read_payload
 
 DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-# Arguments that are stored as JSON, and under which name the text of it is kept.
-PAYLOADS: Final = {name: f"{name} as text" for name in ("args", "kwargs", "backoff", "metadata")}
+# Arguments that are stored as JSON.
+PAYLOADS: Final = ("args", "kwargs", "backoff", "metadata")
 _WAITING: Final = State.WAITING.value
 _SCHEDULED: Final = State.SCHEDULED.value
 NO_PATH: Final = "the task must be the dotted path of a callable, at most 255 characters"
@@ -42,10 +42,11 @@ class Reader:
         self._common = common
         self._clock = clock
         self._now: datetime | None = None
-        self._shapes: set[tuple[Any, ...]] = set()
+        # Who gives all arguments, and has none in common, leaves nothing to be looked at first.
+        self._shapes: set[tuple[Any, ...]] = set() if common else {tuple(_COLUMNS)}
 
     def read(self, spec: Any) -> dict[str, Any]:
-        """Return the columns that one job's arguments give; those of ``PAYLOADS`` also as text.
+        """Return the columns that one job's arguments give; those of ``PAYLOADS`` as ``Payload``.
 
         A ``run_after`` of ``None`` stands for the time of the INSERT.
 
@@ -85,15 +86,9 @@ class Reader:
         self.otherwise |= self._columns((name, self._common.get(name)) for name in lacking)
 
     def _columns(self, arguments: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        columns = {}
-        for name, value in arguments:
-            column = _COLUMNS[name](value)
-            if name in PAYLOADS:
-                columns[name], columns[PAYLOADS[name]] = column
-            elif name == "run_after":
-                columns[name], columns["state"] = self._due(column)
-            else:
-                columns[name] = column
+        columns = {name: _COLUMNS[name](value) for name, value in arguments}
+        if "run_after" in columns:
+            columns["run_after"], columns["state"] = self._due(columns["run_after"])
         return columns
 
     def _due(self, run_after: datetime | timedelta | None) -> tuple[datetime | None, str]:

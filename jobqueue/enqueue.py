@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
 from itertools import repeat
 from typing import Any, Final
 
 from django.db import IntegrityError, connections, router
-from django.db.models.base import ModelState
 
 from jobqueue import conf, db
 from jobqueue.arguments import PAYLOADS, Reader
@@ -80,16 +79,22 @@ def enqueue(
     }
     reader = Reader({}, partial(db.now, using))
     columns = reader.read(spec)
+    texts = {}
+    for name in PAYLOADS:
+        columns[name], texts[name] = columns[name]
     if columns["run_after"] is None and db.tells_default_times(using):
         del columns["run_after"]
     else:
         columns["run_after"] = columns["run_after"] or reader.now()
         columns["enqueued_at"] = reader.now()
-    births = _Births(columns, {})
-    if unique_key is not None:
-        return _insert_unique(births, using)
-    (job,) = db.retry_transient(using, partial(_insert, births, using))
-    _tell(births, using)
+    insert = partial(_insert, columns, texts, using)
+    if columns["unique_key"] is None:
+        job = db.retry_transient(using, insert)
+    else:
+        job, is_new = _insert_unique(columns["unique_key"], insert, using)
+        if not is_new:
+            return job
+    db.wake_after_commit(using, [work_in(job.queue)])
     return job
 
 
@@ -125,43 +130,62 @@ def enqueue_many(
     if births is None:
         return []
     try:
-        jobs = db.in_transaction(using, partial(_insert, births, using, batch_size))
+        jobs = db.in_transaction(using, partial(births.insert, using, batch_size))
     except IntegrityError:
-        _refuse_taken_keys(births, using)
+        _refuse_taken_keys(births.column("unique_key"), using)
         raise
-    _tell(births, using)
+    db.wake_after_commit(using, map(work_in, set(births.column("queue"))))
     return jobs
 
 
-_ABSENT: Final = object()
+# -- One
 
 
-def _as_read(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns without the texts of JSON."""
-    left = dict(columns)
-    for text in PAYLOADS.values():
-        left.pop(text, None)
-    return left
+def _insert(columns: Mapping[str, Any], texts: Mapping[str, str], using: str) -> Job:
+    if db.has_batches(using):
+        given = db.insert_row(Job, using, {**columns, **texts})
+        return db.instance(Job, {**_blank(), **columns, **given}, using)
+    job = db.instance(Job, {**_blank(), **columns}, None)
+    job.save(using=using)
+    return job
 
 
-def _as_stored(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns with the texts of JSON in the place of what they say."""
-    stored = dict(columns)
-    for name, text in PAYLOADS.items():
-        if text in stored:
-            stored[name] = stored.pop(text)
-    return stored
+@cache
+def _blank() -> dict[str, Any]:
+    return Job().__dict__
+
+
+def _insert_unique(key: str, insert: Callable[[], Job], using: str) -> tuple[Job, bool]:
+    """Insert a job, or return the unfinished one that has its key; and say whether it is new.
+
+    The unique index decides, so any number of callers at once get one row.
+    """
+    for _ in range(UNIQUE_TRIES):
+        try:
+            return db.in_transaction(using, insert), True
+        except IntegrityError:
+            holder = Job.objects.using(using).filter(unique_key=key).first()
+            if holder:
+                return holder, False
+    raise InvalidJob(f"unique_key {key!r} is taken by a job that this transaction can't see")
+
+
+# -- Many
 
 
 @dataclass(slots=True)
 class _Births:
-    """Jobs to be: by column, what all of them have and what they have one by one.
+    """Jobs to be: by column, what all of them have in common and what they have one by one.
 
-    Without anything that they have one by one it is one job.
+    Attributes:
+        same, each: what they will have.
+        same_texts, texts: the same of what is JSON, as text.
     """
 
     same: dict[str, Any]
-    each: dict[str, list[Any]]
+    each: dict[str, Sequence[Any]]
+    same_texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, specs: Iterable[Any], reader: Reader) -> _Births | None:
@@ -178,121 +202,81 @@ class _Births:
             for name, value in row.items():
                 column = columns[name]
                 if len(column) < count - 1:
-                    column.extend(repeat(_ABSENT, count - 1 - len(column)))
+                    column.extend(repeat(reader.otherwise[name], count - 1 - len(column)))
                 column.append(value)
         if not count:
             return None
-        for column in columns.values():
-            column.extend(repeat(_ABSENT, count - len(column)))
-        births = cls._of(columns, reader.otherwise, reader.now())
-        if not births.each:
-            births.each["task"] = [births.same.pop("task")] * count
-        return births
+        for name, column in columns.items():
+            if len(column) < count:
+                column.extend(repeat(reader.otherwise[name], count - len(column)))
+        return cls._of(columns, count, reader)
 
     @classmethod
-    def _of(
-        cls, columns: Mapping[str, list[Any]], otherwise: Mapping[str, Any], now: datetime
-    ) -> _Births:
-        """Return the jobs of columns with gaps, each filled with what is so otherwise."""
-        same = {**otherwise, "enqueued_at": now}
-        each = {}
-        for name, given in columns.items():
-            usual = same.pop(name, None)
-            column = [usual if value is _ABSENT else value for value in given]
-            is_json = name in PAYLOADS or name in PAYLOADS.values()
-            if is_json or any(value is not column[0] for value in column):
+    def _of(cls, columns: Mapping[str, list[Any]], count: int, reader: Reader) -> _Births:
+        """Tell what of the columns is the same for all."""
+        now = reader.now()
+        same = {**reader.otherwise, "enqueued_at": now}
+        each: dict[str, Sequence[Any]] = {}
+        for name, column in columns.items():
+            if name in PAYLOADS or any(value is not column[0] for value in column):
                 each[name] = column
+                same.pop(name, None)
             else:
                 same[name] = column[0]
         if "run_after" in each:
             each["run_after"] = [moment or now for moment in each["run_after"]]
         else:
             same["run_after"] = same["run_after"] or now
-        return cls(same, each)
+        if not each:
+            each["task"] = [same.pop("task")] * count
+        births = cls(same, each)
+        for name in PAYLOADS:
+            if name in each:
+                each[name], births.texts[name] = zip(*each[name], strict=True)
+            else:
+                same[name], births.same_texts[name] = same[name]
+        return births
 
     def __len__(self) -> int:
-        return len(next(iter(self.each.values()))) if self.each else 1
+        return len(next(iter(self.each.values())))
 
     def column(self, name: str) -> Sequence[Any]:
         """Return the values of a column."""
         return self.each[name] if name in self.each else [self.same[name]] * len(self)
 
     def insert(self, using: str, batch_size: int) -> list[Job]:
-        """Store them in statements of many rows."""
-        same, each = _as_stored(self.same), _as_stored(self.each)
+        """Store them, many in a statement where the engine can."""
+        if db.has_batches(using):
+            return self._insert(using, batch_size)
+        jobs = self._jobs({}, None)
+        if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
+            Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
+        else:  # MySQL tells the new id of one row only.
+            for job in jobs:
+                job.save(using=using)
+        return jobs
+
+    def _insert(self, using: str, batch_size: int) -> list[Job]:
+        same = {**self.same, **self.same_texts}
+        each = {**self.each, **self.texts}
         given = defaultdict[str, list[Any]](list)
         for start in range(0, len(self), batch_size):
             part = {name: column[start : start + batch_size] for name, column in each.items()}
             for name, column in db.insert_columns(Job, using, same, part).items():
                 given[name] += column
-        return self.jobs(using, given)
+        return self._jobs(given, using)
 
-    def jobs(
-        self, stored_in: str | None = None, given: Mapping[str, Any] | None = None
-    ) -> list[Job]:
-        """Return what ``Job(...)`` would make of them, at a tenth of its cost."""
-        same = {**_blank(), **_as_read(self.same)}
-        jobs = []
-        for _ in range(len(self)):
-            job = Job.__new__(Job)
-            job.__dict__ = columns = same.copy()
-            columns["_state"] = state = ModelState()
-            state.adding, state.db = stored_in is None, stored_in
-            jobs.append(job)
-        for name, column in {**_as_read(self.each), **(given or {})}.items():
+    def _jobs(self, given: Mapping[str, Any], stored_in: str | None) -> list[Job]:
+        same = {**_blank(), **self.same}
+        jobs = [db.instance(Job, same.copy(), stored_in) for _ in range(len(self))]
+        for name, column in {**self.each, **given}.items():
             for job, value in zip(jobs, column, strict=True):
                 job.__dict__[name] = value
         return jobs
 
 
-@cache
-def _blank() -> dict[str, Any]:
-    return Job().__dict__
-
-
-# -- Inserting
-
-
-def _insert(births: _Births, using: str, batch_size: int = MAX_BATCH) -> list[Job]:
-    if db.has_batches(using):
-        return births.insert(using, batch_size)
-    jobs = births.jobs()
-    if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
-        Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
-    else:  # MySQL tells the new id of one row only.
-        for job in jobs:
-            job.save(using=using)
-    return jobs
-
-
-def _tell(births: _Births, using: str) -> None:
-    """Wake workers of the jobs' queues, once the jobs are committed."""
-    db.wake_after_commit(using, map(work_in, set(births.column("queue"))))
-
-
-# -- Unique keys
-
-
-def _insert_unique(births: _Births, using: str) -> Job:
-    """Insert one job, or return the unfinished one that has its key.
-
-    The unique index decides, so any number of callers at once get one row.
-    """
-    (key,) = births.column("unique_key")
-    for _ in range(UNIQUE_TRIES):
-        try:
-            (job,) = db.in_transaction(using, partial(_insert, births, using))
-            _tell(births, using)
-            return job
-        except IntegrityError:
-            holder = Job.objects.using(using).filter(unique_key=key).first()
-            if holder:
-                return holder
-    raise InvalidJob(f"unique_key {key!r} is taken by a job that this transaction can't see")
-
-
-def _refuse_taken_keys(births: _Births, using: str) -> None:
-    keys = [key for key in births.column("unique_key") if key is not None]
+def _refuse_taken_keys(given: Iterable[str | None], using: str) -> None:
+    keys = [key for key in given if key is not None]
     taken = set(
         Job.objects.using(using).filter(unique_key__in=keys).values_list("unique_key", flat=True)
     )

@@ -17,9 +17,10 @@ MAX_DEPTH = 30
 MAX_NUMBER = 2**63 - 1
 
 
-_as_text: Final = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), check_circular=False
-).encode
+# For text alone: for anything else it first makes what goes through it, and for a payload, which is
+# gone through here anyhow, and mostly is small, that takes longer than all the rest.
+_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
+_WORDS: Final = {None: "null", True: "true", False: "false"}
 
 # What will be read back, and the JSON text of it.
 Payload = tuple[Any, str]
@@ -70,10 +71,9 @@ def read_payload(value: Any, place: str, max_bytes: int) -> Payload:
         ValueError: something in it can't be stored, naming the path to it.
     """
     try:
-        plain = _Plain(max_bytes).read(value, 0)
+        plain, text = _Plain(max_bytes).read(value, 0)
     except _Fault as fault:
         raise ValueError(f"{fault.before}{place}{fault.path} {fault.what}") from None
-    text = _as_text(plain)
     size = len(text.encode())
     if size > max_bytes:
         raise ValueError(f"{place} {_too_large(f'{size:,}', max_bytes)}")
@@ -101,48 +101,56 @@ class _Plain:
         # in memory and without end as JSON.
         self._left = max_bytes // 2 + 1
 
-    def read(self, value: Any, depth: int) -> Any:
-        """Return ``value`` as plain types, or raise ``_Fault``."""
+    def read(self, value: Any, depth: int) -> Payload:
+        """Return ``value`` as plain types, and as text, or raise ``_Fault``."""
         if depth > MAX_DEPTH:
             raise _Fault(f"is nested more than {MAX_DEPTH} levels deep")
-        if value is None or value is True or value is False:
-            return value
         if type(value) is int and -MAX_NUMBER <= value <= MAX_NUMBER:
-            return value
+            return value, repr(value)
+        if value is None or value is True or value is False:
+            return value, _WORDS[value]
         if isinstance(value, str):
             if flaw := _flaw(value):
                 raise _Fault(flaw)
-            return str.__str__(value)
+            plain = str.__str__(value)
+            return plain, _quoted(plain)
         if isinstance(value, (int, float)):
-            return _number(value)
+            number = _number(value)
+            return number, repr(number)
         if isinstance(value, (list, tuple)):
             return self._list(value, depth)
         if isinstance(value, dict):
             return self._dict(value, depth)
         raise _Fault(f"is a {type(value).__name__}, which JSON can't hold: {value!r:.80}")
 
-    def _list(self, value: Sequence[Any], depth: int) -> list[Any]:
+    def _list(self, value: Sequence[Any], depth: int) -> Payload:
         self._take(len(value))
         plain: list[Any] = []
+        texts: list[str] = []
         try:
             for item in value:
-                plain.append(self.read(item, depth + 1))
+                read, text = self.read(item, depth + 1)
+                plain.append(read)
+                texts.append(text)
         except _Fault as fault:
             fault.inside(f"[{len(plain)}]")
             raise
-        return plain
+        return plain, f"[{','.join(texts)}]"
 
-    def _dict(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    def _dict(self, value: Mapping[Any, Any], depth: int) -> Payload:
         self._take(len(value))
-        plain = {}
+        plain: dict[str, Any] = {}
+        texts: dict[str, str] = {}
         for key, item in value.items():
             name = _key(key)
             try:
-                plain[name] = self.read(item, depth + 1)
+                plain[name], texts[name] = self.read(item, depth + 1)
             except _Fault as fault:
                 fault.inside(f"[{key!r:.80}]")
                 raise
-        return plain
+        # Not joined on the way: keys of a subclass may be apart from each other, and one as text.
+        members = (f"{_quoted(name)}:{text}" for name, text in texts.items())
+        return plain, f"{{{','.join(members)}}}"
 
     def _take(self, items: int) -> None:
         self._left -= items

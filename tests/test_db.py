@@ -16,6 +16,7 @@ from django.test import override_settings
 
 from jobqueue import db, transitions
 from jobqueue.claim import claim_jobs
+from jobqueue.db.convert import array
 from jobqueue.enqueue import enqueue
 from jobqueue.models import Job, Queue
 from jobqueue.testing.factories import TASK, JobFactory, QueueFactory, WorkerFactory
@@ -28,6 +29,7 @@ from tests.asserting import (
     servers_only,
 )
 from tests.helpers import (
+    engine,
     other_connection,
     run_in_thread,
     use_connection,
@@ -283,6 +285,13 @@ def test_a_good_connection_is_kept_by_revive(alias: str) -> None:
         db.revive(alias)
         assert connections[alias].connection is session
         assert not connections[alias].errors_occurred
+
+
+@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
+def test_a_text_that_no_array_holds_is_refused(alias: str) -> None:
+    """Rather than become two, which would move all that follow."""
+    with connections[alias].cursor() as cursor, pytest.raises(DataError, match="NUL"):
+        cursor.execute("SELECT %s::text[]", [array(["a\x00b", "c"])])
 
 
 def test_one_can_go_on_after_an_error_of_one_s_own_only_outside_a_transaction(alias: str) -> None:

@@ -134,6 +134,17 @@ def test_specs_are_read_as_they_come(alias: str) -> None:
     assert [job.args for job in enqueue_many(again())] == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("none", [[], [None]], ids=["all", "all but one"])
+def test_texts_are_stored_as_they_are(alias: str, none: list[None]) -> None:
+    """Whatever an array's text would make of them."""
+    texts = ["NULL", "", '"', "\\", '\\"', '","', "{a,b}", " x ", "\n\t", "%s", "\U0001f600", "'"]
+    enqueue_many([{"task": TASK, "args": [text], "metadata": {text: 1}} for text in texts])
+    enqueue_many([{"task": TASK, "unique_key": key} for key in [*filter(None, texts), *none]])
+    keyless, keyed = Job.objects.order_by("pk")[: len(texts)], Job.objects.order_by("pk")
+    assert [(job.args, job.metadata) for job in keyless] == [([text], {text: 1}) for text in texts]
+    assert [job.unique_key for job in keyed[len(texts) :]] == [*filter(None, texts), *none]
+
+
 def test_no_jobs_are_no_trouble(alias: str) -> None:
     assert enqueue_many([]) == []
 

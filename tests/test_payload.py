@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections import OrderedDict, namedtuple
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from jobqueue import payload
 from jobqueue.models import Job
-from jobqueue.payload import MAX_DEPTH, check_payload, clean_text
+from jobqueue.payload import MAX_DEPTH, check_payload, clean_text, read_payload
 from jobqueue.testing.factories import JobFactory
 from tests.asserting import exactly
 
@@ -25,6 +26,11 @@ LIMIT = 1_048_576
 
 class Colour(str, enum.Enum):  # noqa: UP042  (not StrEnum: str() gives another text)
     RED = "red"
+
+
+class Unlike(str):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 class Level(enum.IntEnum):
@@ -223,6 +229,19 @@ def test_what_is_accepted_reads_back_equal(
     row.refresh_from_db()
     assert (row.args, row.kwargs, row.metadata) == (args, kwargs, kwargs)
     assert (row.checkpoint, row.result) == (args, kwargs)
+
+
+@settings(deadline=None)
+@given(value=json_values)
+def test_the_text_is_what_json_writes(value: Any) -> None:
+    plain, written = read_payload(value, "args", LIMIT)
+    assert written == json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def test_keys_that_are_the_same_text_are_one() -> None:
+    keys = {Unlike("red"): 1, Unlike("red"): 2}
+    assert len(keys) == 2
+    assert read_payload(keys, "kwargs", LIMIT) == ({"red": 2}, '{"red":2}')
 
 
 @pytest.mark.parametrize("inner", [1, "x", [], {}], ids=repr)

@@ -34,10 +34,12 @@ from jobqueue.db.batch import UpdateEach as UpdateEach
 from jobqueue.db.batch import has_batches as has_batches
 from jobqueue.db.chosen import Choice as Choice
 from jobqueue.db.chosen import UpdateChosen as UpdateChosen
+from jobqueue.db.convert import instance as instance
 from jobqueue.db.horizon import Snapshot as Snapshot
 from jobqueue.db.horizon import keeps_old_rows as keeps_old_rows
 from jobqueue.db.horizon import oldest_snapshot as oldest_snapshot
 from jobqueue.db.insert import insert_columns as insert_columns
+from jobqueue.db.insert import insert_row as insert_row
 from jobqueue.db.insert import insert_rows as insert_rows
 from jobqueue.db.statement import Blank as Blank
 from jobqueue.db.statement import Select as Select

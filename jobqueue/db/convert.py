@@ -15,6 +15,8 @@ from django.db.models.base import ModelState
 Row = TypeVar("Row", bound=models.Model)
 Values = Mapping[str, Sequence[Any]]
 
+# No text that PostgreSQL takes has one: with it between them, many are escaped at once.
+NUL: Final = "\x00"
 _decode: Final = json.JSONDecoder().raw_decode
 
 
@@ -33,16 +35,22 @@ def array(values: Sequence[Any]) -> Any:
     kinds = set(map(type, values))
     if kinds == {int}:
         return f"{{{','.join(map(str, values))}}}"
-    if kinds <= {str, type(None)}:
+    if kinds == {str}:
+        text = NUL.join(values)
+        if text.count(NUL) < len(values):  # Else it is for the driver to refuse.
+            texts = _escaped(text).replace(NUL, '","')
+            return f'{{"{texts}"}}'
+    elif kinds <= {str, type(None)}:
         return f"{{{','.join(map(_quoted, values))}}}"
     return values
 
 
 def _quoted(text: str | None) -> str:
-    if text is None:
-        return "NULL"
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return "NULL" if text is None else f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def instances(
@@ -69,13 +77,23 @@ def maker(
             values.update(zip(names, row, strict=False))  # what it is sorted by follows
             for name, read in converters:
                 values[name] = read(values[name])
-            values["_state"] = state = ModelState()
-            state.adding, state.db = False, using
-            instance = model.__new__(model)
-            instance.__dict__ = values
-            yield instance
+            yield instance(model, values, using)
 
     return make
+
+
+def instance(model: type[Row], values: dict[str, Any], using: str | None) -> Row:
+    """Return what ``Model(...)`` would make of values, at a tenth of its cost.
+
+    Args:
+        values: by attribute all that it has; they become its own.
+        using: where it is stored, ``None`` if it isn't.
+    """
+    values["_state"] = state = ModelState()
+    state.adding, state.db = using is None, using
+    made = model.__new__(model)
+    made.__dict__ = values
+    return made
 
 
 def _readers(field: Any, using: str) -> Iterator[Callable[[Any], Any]]:

@@ -42,32 +42,54 @@ def _insert_group(rows: Sequence[models.Model], left: Sequence[str], using: str)
             same[name] = plain(field, column[0], connection)
         else:
             each[name] = [plain(field, value, connection) for value in column]
-    if len(rows) > 1 and not each:
-        name, value = same.popitem()
-        each[name] = [value] * len(rows)
-    given = insert_columns(type(rows[0]), using, same, each)
+    if len(rows) == 1:
+        given = {name: [value] for name, value in insert_row(type(rows[0]), using, same).items()}
+    else:
+        if not each:
+            name, value = same.popitem()
+            each[name] = [value] * len(rows)
+        given = insert_columns(type(rows[0]), using, same, each)
     for row, values in zip(rows, zip(*given.values(), strict=True), strict=True):
         row.__dict__.update(zip(given, values, strict=True))
         row._state.adding, row._state.db = False, using
 
 
+def insert_row(model: type[models.Model], using: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Insert a row; what isn't given is as the model or the database has it.
+
+    Args:
+        columns: what it has, as the driver takes it: JSON as text.
+
+    Returns:
+        By column, what the database gave it: its id and defaults.
+    """
+    columns = _unusual(model, using, columns)
+    with writing(using) as cursor:
+        sql, readers = _insertion(model, tuple(columns), (), using, cursor.db.timezone)
+        cursor.execute(sql, list(columns.values()))
+        row = cursor.fetchone()
+    return {
+        name: read(value)
+        for (names, read), value in zip(readers, row, strict=True)
+        for name in names
+    }
+
+
 def insert_columns(
     model: type[models.Model], using: str, same: Mapping[str, Any], each: Values
 ) -> dict[str, list[Any]]:
-    """Insert rows in one statement; what isn't given is as the model or the database has it.
+    """Insert many rows in one statement; see ``insert_row``.
 
     Args:
-        same: by column, what all of them have, as the driver takes it: JSON as text.
-        each: by column, what they have one by one; nothing for one row.
+        same: by column, what all of them have.
+        each: by column, what they have one by one.
 
     Returns:
-        By column, in the order of the rows, what the database gave them: ids and defaults.
+        By column, in the order of the rows, what the database gave them.
     """
-    usual = _usual(model, using)
-    same = {name: v for name, v in same.items() if name not in usual or v != usual[name]}
-    time_zone = connections[using].timezone
-    sql, readers = _insertion(model, tuple(same), tuple(each), using, time_zone)
+    same = _unusual(model, using, same)
     with writing(using) as cursor:
+        sql, readers = _insertion(model, tuple(same), tuple(each), using, cursor.db.timezone)
         cursor.execute(sql, [*same.values(), *map(array, each.values())])
         rows = cursor.fetchall()
     rows.sort(key=itemgetter(0))  # ids are given in order
@@ -77,6 +99,12 @@ def insert_columns(
         for (names, read), column in zip(readers, columns, strict=True)
         for name in names
     }
+
+
+def _unusual(model: type[models.Model], using: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those columns that aren't as the model has them by default."""
+    usual = _usual(model, using)
+    return {name: v for name, v in columns.items() if name not in usual or v != usual[name]}
 
 
 @lru_cache(maxsize=8)
