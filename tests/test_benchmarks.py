@@ -25,7 +25,15 @@ from tests.helpers import child_environment
 BOTH = {"jobqueue", "limit"}
 # Command line, metrics, and the systems that have a value for each.
 SMALL: dict[str, tuple[str, dict[str, set[str]]]] = {
-    "enqueue": ("--jobs 40", {"single": BOTH, "bulk": BOTH}),
+    "enqueue": (
+        "--jobs 40",
+        {
+            "single": BOTH,
+            "single, prepared": {"jobqueue"},
+            "bulk": BOTH,
+            "bulk, prepared": {"jobqueue"},
+        },
+    ),
     "drain": (
         "--jobs 60 --handler noop --settings tuned",
         {"noop, tuned": BOTH},
@@ -136,7 +144,7 @@ def test_a_benchmark_prints_one_object_of_rows(name: str, runs: dict[str, Future
     _, expected = SMALL[name]
     assert found == expected
     for row in report["rows"]:
-        has_limit = "limit" in expected[row["metric"]]
+        has_limit = "limit" in expected[row["metric"].removesuffix(", prepared")]
         # Nothing divides by what the limit may well have none of.
         assert (row["ratio_to_limit"] is not None) == (has_limit and limit_of(report, row) != 0)
     assert "Traceback" not in done.stderr
@@ -146,7 +154,8 @@ def limit_of(report: dict[str, Any], row: dict[str, Any]) -> Any:
     (value,) = (
         other["value"]
         for other in report["rows"]
-        if other["metric"] == row["metric"] and other["system"] == "limit"
+        if other["metric"] == row["metric"].removesuffix(", prepared")
+        and other["system"] == "limit"
     )
     return value
 
@@ -232,6 +241,22 @@ def test_rows_are_medians_with_ratios_to_the_limit() -> None:
         report.add("limit", [Reading("noop", 2 * value, "jobs/s")])
     values = {row["system"]: (row["value"], row["ratio_to_limit"]) for row in report.rows()}
     assert values == {"jobqueue": (20.0, 0.5), "limit": (40.0, 1.0)}
+
+
+def test_settings_that_the_limit_has_none_of_are_measured_by_its_own() -> None:
+    report = Report("enqueue")
+    report.add("limit", [Reading("single", 40.0, "jobs/s")])
+    report.add(
+        "jobqueue", [Reading(f"single{more}", 30.0, "jobs/s") for more in ("", ", prepared")]
+    )
+    report.add("jobqueue", [Reading("bulk", 30.0, "jobs/s"), Reading("single", 3.0, "ms")])
+    found = {(row["metric"], row["unit"]): row["ratio_to_limit"] for row in report.rows()[1:]}
+    assert found == {
+        ("single", "jobs/s"): 0.75,
+        ("single, prepared", "jobs/s"): 0.75,
+        ("bulk", "jobs/s"): None,
+        ("single", "ms"): None,
+    }
 
 
 def test_a_rate_leaves_out_how_a_drain_begins_and_ends() -> None:

@@ -111,7 +111,8 @@ def panels_of(report: dict[str, Any], metrics: Sequence[str] | None) -> list[Pan
 def _apart(metric: str) -> tuple[str, str]:
     """Return a metric without its settings, and these: ``noop``, ``tuned, in threads``."""
     name, _, settings = metric.partition(", ")
-    return (name, settings) if settings.startswith(("default", "tuned")) else (metric, "")
+    known = ("default", "tuned", "prepared")
+    return (name, settings) if settings.startswith(known) else (metric, "")
 
 
 def draw(panels: Sequence[Panel], output: Path) -> None:

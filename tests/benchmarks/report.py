@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,11 @@ class Report:
         tell(f"  {system}: not run: {reason}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the medians, each with its ratio to the limit's of the same metric."""
+        """Return the medians, each with its ratio to the limit's of the same metric.
+
+        In settings that the limit has none of, such as those of ``single, prepared``, it is that
+        to the limit's ``single``.
+        """
         medians = {key: statistics.median(values) for key, values in self._readings.items()}
         rows = [
             {
@@ -60,7 +64,7 @@ class Report:
                 "metric": metric,
                 "value": value,
                 "unit": unit,
-                "ratio_to_limit": _ratio(value, medians.get((LIMIT, metric, unit))),
+                "ratio_to_limit": _ratio(value, _limit(medians, metric, unit)),
             }
             for (system, metric, unit), value in medians.items()
         ]
@@ -97,6 +101,11 @@ class Report:
         widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
         lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
         return "\n".join([self.benchmark, *(line.rstrip() for line in lines)])
+
+
+def _limit(medians: Mapping[tuple[str, str, str], float], metric: str, unit: str) -> float | None:
+    without_last_setting = metric.rpartition(", ")[0]
+    return medians.get((LIMIT, metric, unit), medians.get((LIMIT, without_last_setting, unit)))
 
 
 def _ratio(value: float, limit: float | None) -> float | None:

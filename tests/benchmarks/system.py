@@ -34,7 +34,8 @@ class System:
         script: the file.
         about: ``requires``, for pip; ``python``, the oldest; ``done``, by store the query or the
             Redis command that counts the jobs recorded done; ``benchmarks`` that it takes part
-            in; ``settings``, the names of its configurations; ``rate``, about how many jobs a
+            in; ``settings``, the names of its configurations; ``prepares``, whether its connections
+            are Django's, which can be told to prepare statements; ``rate``, about how many jobs a
             second it drains, to be given a number of jobs that it gets through; ``enqueues``, how
             many it can be given one by one in a reasonable time.
     """

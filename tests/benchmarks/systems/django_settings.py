@@ -21,6 +21,7 @@ if _place["store"] == "postgresql":
             "HOST": _place["host"],
             "USER": _place["user"],
             "NAME": _place["dbname"],
+            "OPTIONS": _place.get("options", {}),
         }
     }
 else:

@@ -22,6 +22,7 @@ ABOUT = {
     },
     "benchmarks": ["enqueue", "drain", "sqlite", "latency"],
     "settings": ["default", "tuned"],
+    "prepares": True,
 }
 
 

@@ -25,6 +25,7 @@ ABOUT = {
     },
     "benchmarks": ["enqueue", "drain", "sqlite", "latency"],
     "settings": ["default", "tuned"],
+    "prepares": True,
 }
 
 

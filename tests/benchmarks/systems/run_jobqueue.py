@@ -22,6 +22,7 @@ ABOUT = {
         "enqueue", "drain", "sqlite", "latency", "sweep", "growth", "fence", "bloat", "memory",
     ],
     "settings": ["default", "tuned"],
+    "prepares": True,
 }  # fmt: skip
 TASKS = {
     "noop": "handlers.noop",
