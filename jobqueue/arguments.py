@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -23,52 +23,75 @@ DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 PAYLOADS: Final = ("args", "kwargs", "backoff", "metadata")
 _WAITING: Final = State.WAITING.value
 _SCHEDULED: Final = State.SCHEDULED.value
+# For each argument that jobs of a kind give, how it is read and put; and what else to put, and how.
+_Steps = tuple[
+    list[tuple[str, Callable[[Any], Any], Callable[[Any], None]]],
+    list[tuple[Callable[[Any], None], Any]],
+]
 NO_PATH: Final = "the task must be the dotted path of a callable, at most 255 characters"
 
 
 class Reader:
-    """Reads jobs' arguments into columns; what many jobs have in common it reads once.
+    """Reads jobs' arguments; what many jobs have in common it reads once.
+
+    What is read is a column's value; of ``PAYLOADS`` it is a ``Payload``, and of ``run_after`` the
+    time, ``None`` for that of the INSERT, and the state that goes with it.
 
     Args:
         common: arguments of all jobs that don't say otherwise.
         clock: tells the database's time.
 
     Attributes:
-        otherwise: the columns of those jobs that don't give them.
+        columns: by argument, what was added, for each job; nothing for those that none has given.
+        otherwise: by argument, what those jobs have that don't give it.
+        count: how many were added.
     """
 
     def __init__(self, common: Mapping[str, Any], clock: Callable[[], datetime]) -> None:
+        self.columns: dict[str, list[Any]] = {}
         self.otherwise: dict[str, Any] = {}
+        self.count = 0
         self._common = common
         self._clock = clock
         self._now: datetime | None = None
-        # Who gives all arguments, and has none in common, leaves nothing to be looked at first.
-        self._shapes: set[tuple[Any, ...]] = set() if common else {tuple(_COLUMNS)}
+        self._readers = {**_COLUMNS, "run_after": self._due}
+        self._steps: dict[tuple[Any, ...], _Steps] = {}
 
-    def read(self, spec: Any) -> dict[str, Any]:
-        """Return the columns that one job's arguments give; those of ``PAYLOADS`` as ``Payload``.
-
-        A ``run_after`` of ``None`` stands for the time of the INSERT.
+    def read(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a job has that gives every argument.
 
         Raises:
-            InvalidJob: one of them, or of those in common, can't be stored or is missing.
+            InvalidJob: one of them can't be stored.
+        """
+        try:
+            return {name: read(spec[name]) for name, read in self._readers.items()}
+        except (ValueError, TypeError) as error:
+            raise self._refusal(spec, error) from None
+
+    def add(self, spec: Any) -> None:
+        """Add to each column what one of many jobs has.
+
+        It is not kept as a row: objects that last are what the garbage collector goes through, and
+        for so many that takes longer than all the rest.
+
+        Raises:
+            InvalidJob: an argument, or one of those in common, can't be stored or is missing.
         """
         if type(spec) is not dict and not isinstance(spec, Mapping):
             raise InvalidJob(f"it must be a mapping of enqueue's arguments, not {spec!r:.80}")
         shape = tuple(spec)
-        is_new = shape not in self._shapes
-        if is_new:
+        steps = self._steps.get(shape)
+        if steps is None:
             self._check_names(shape)
-        task = spec.get("task") or self._common.get("task")
-        if not task:
-            raise InvalidJob("a job needs a task: the dotted path of a callable")
         try:
-            if is_new:
-                self._read_otherwise(shape)
-                self._shapes.add(shape)
-            return self._columns(spec.items())
+            given, left = steps or self._steps_of(shape)
+            for name, read, append in given:
+                append(read(spec[name]))
         except (ValueError, TypeError) as error:
-            raise InvalidJob(f"{task!r:.300}: {error}") from None
+            raise self._refusal(spec, error) from None
+        for append, value in left:
+            append(value)
+        self.count += 1
 
     def now(self) -> datetime:
         """Return the database's time, asked for once."""
@@ -76,22 +99,36 @@ class Reader:
             self._now = self._clock()
         return self._now
 
-    def _check_names(self, names: tuple[Any, ...]) -> None:
-        if not _COLUMNS.keys() >= {*names, *self._common}:
-            unknown = sorted(map(repr, {*names, *self._common}.difference(_COLUMNS)))
+    def _check_names(self, shape: tuple[Any, ...]) -> None:
+        unknown = sorted(map(repr, {*shape, *self._common}.difference(_COLUMNS)))
+        if unknown:
             raise InvalidJob(f"a job has no {', '.join(unknown)}")
 
-    def _read_otherwise(self, given: tuple[Any, ...]) -> None:
-        lacking = [name for name in _COLUMNS if name not in given and name not in self.otherwise]
-        self.otherwise |= self._columns((name, self._common.get(name)) for name in lacking)
+    def _steps_of(self, shape: tuple[Any, ...]) -> _Steps:
+        """Return how to add jobs that give these arguments."""
+        for name, read in self._readers.items():
+            if name not in shape and name not in self.otherwise:
+                self.otherwise[name] = read(self._common.get(name))
+        for name in shape:
+            if name not in self.columns:
+                # None of those before gave it; and how to add others like them has changed.
+                self.columns[name] = [self.otherwise.get(name)] * self.count
+                self._steps.clear()
+        left = [name for name in self.columns if name not in shape]
+        self._steps[shape] = steps = (
+            [(name, self._readers[name], self.columns[name].append) for name in shape],
+            [(self.columns[name].append, self.otherwise[name]) for name in left],
+        )
+        return steps
 
-    def _columns(self, arguments: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        columns = {name: _COLUMNS[name](value) for name, value in arguments}
-        if "run_after" in columns:
-            columns["run_after"], columns["state"] = self._due(columns["run_after"])
-        return columns
+    def _refusal(self, spec: Mapping[str, Any], error: Exception) -> InvalidJob:
+        task = spec.get("task") or self._common.get("task")
+        if not task:
+            return InvalidJob("a job needs a task: the dotted path of a callable")
+        return InvalidJob(f"{task!r:.300}: {error}")
 
-    def _due(self, run_after: datetime | timedelta | None) -> tuple[datetime | None, str]:
+    def _due(self, value: Any) -> tuple[datetime | None, str]:
+        run_after = _run_after(value)
         if run_after is None:
             return None, _WAITING
         moment = _moment(run_after, self.now())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
-from itertools import repeat
 from typing import Any, Final
 
 from django.db import IntegrityError, connections, router
@@ -78,8 +77,8 @@ def enqueue(
         "metadata": metadata,
     }
     reader = Reader({}, partial(db.now, using))
-    columns = reader.read(spec)
-    texts = {}
+    columns, texts = reader.read(spec), {}
+    columns["run_after"], columns["state"] = columns["run_after"]
     for name in PAYLOADS:
         columns[name], texts[name] = columns[name]
     if columns["run_after"] is None and db.tells_default_times(using):
@@ -190,51 +189,37 @@ class _Births:
     @classmethod
     def read(cls, specs: Iterable[Any], reader: Reader) -> _Births | None:
         """Read the arguments of many jobs, if there are any."""
-        columns = defaultdict[str, list[Any]](list)
-        count = 0
-        for count, spec in enumerate(specs, 1):
+        for number, spec in enumerate(specs):
             try:
-                row = reader.read(spec)
+                reader.add(spec)
             except InvalidJob as error:
-                raise InvalidJob(f"job {count - 1}: {error}") from None
-            # The row itself is not kept: objects that last are what the garbage collector goes
-            # through, and for so many that takes longer than all the rest.
-            for name, value in row.items():
-                column = columns[name]
-                if len(column) < count - 1:
-                    column.extend(repeat(reader.otherwise[name], count - 1 - len(column)))
-                column.append(value)
-        if not count:
-            return None
-        for name, column in columns.items():
-            if len(column) < count:
-                column.extend(repeat(reader.otherwise[name], count - len(column)))
-        return cls._of(columns, count, reader)
+                raise InvalidJob(f"job {number}: {error}") from None
+        return cls._of(reader) if reader.count else None
 
     @classmethod
-    def _of(cls, columns: Mapping[str, list[Any]], count: int, reader: Reader) -> _Births:
-        """Tell what of the columns is the same for all."""
-        now = reader.now()
-        same = {**reader.otherwise, "enqueued_at": now}
-        each: dict[str, Sequence[Any]] = {}
-        for name, column in columns.items():
+    def _of(cls, reader: Reader) -> _Births:
+        """Tell what the jobs have in common, and apart what was read as one."""
+        births = cls({**reader.otherwise, "enqueued_at": reader.now()}, {})
+        same, each = births.same, births.each
+        for name, column in reader.columns.items():
             if name in PAYLOADS or any(value is not column[0] for value in column):
                 each[name] = column
                 same.pop(name, None)
             else:
                 same[name] = column[0]
         if "run_after" in each:
-            each["run_after"] = [moment or now for moment in each["run_after"]]
+            moments, each["state"] = zip(*each["run_after"], strict=True)
+            each["run_after"] = [moment or reader.now() for moment in moments]
         else:
-            same["run_after"] = same["run_after"] or now
-        if not each:
-            each["task"] = [same.pop("task")] * count
-        births = cls(same, each)
+            moment, same["state"] = same["run_after"]
+            same["run_after"] = moment or reader.now()
         for name in PAYLOADS:
             if name in each:
                 each[name], births.texts[name] = zip(*each[name], strict=True)
             else:
                 same[name], births.same_texts[name] = same[name]
+        if not each:
+            each["task"] = [same.pop("task")] * reader.count
         return births
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ def test_what_is_common_is_said_once(alias: str) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_only_some_say_is_common_for_the_others(alias: str, insert: None, order: int) -> None:
-    """Whatever the order in which it first comes up."""
+    """Whatever the order in which it first comes up, and again once all of it has."""
     specs: list[dict[str, Any]] = [
         {},
         {"args": [1]},
@@ -80,14 +80,14 @@ def test_what_only_some_say_is_common_for_the_others(alias: str, insert: None, o
         {"run_after": 60, "kwargs": {"a": 1}},
         {"args": None, "queue": None, "priority": None},
     ]
-    jobs = enqueue_many(specs[::order], task=TASK, queue="mail", args=[0], run_after=60)[::order]
-    assert [(job.args, job.kwargs, job.queue, job.priority, job.state) for job in jobs] == [
+    jobs = enqueue_many(2 * specs[::order], task=TASK, queue="mail", args=[0], run_after=60)
+    assert [(job.args, job.kwargs, job.queue, job.priority, job.state) for job in jobs] == 2 * [
         ([0], {}, "mail", 0, "scheduled"),
         ([1], {}, "mail", 0, "scheduled"),
         ([0], {}, "mail", 3, "waiting"),
         ([0], {"a": 1}, "mail", 0, "scheduled"),
         ([], {}, "default", 0, "scheduled"),
-    ]
+    ][::order]
     for job in jobs:
         row = stored(job)
         assert {name: getattr(job, name) for name in row} == row
