@@ -76,16 +76,7 @@ def enqueue(
         "workspace": workspace,
         "metadata": metadata,
     }
-    reader = Reader({}, partial(db.now, using))
-    columns, texts = reader.read(spec), {}
-    columns["run_after"], columns["state"] = columns["run_after"]
-    for name in PAYLOADS:
-        columns[name], texts[name] = columns[name]
-    if columns["run_after"] is None and db.tells_default_times(using):
-        del columns["run_after"]
-    else:
-        columns["run_after"] = columns["run_after"] or reader.now()
-        columns["enqueued_at"] = reader.now()
+    columns, texts = _read(spec, using)
     insert = partial(_insert, columns, texts, using)
     if columns["unique_key"] is None:
         job = db.retry_transient(using, insert)
@@ -140,13 +131,36 @@ def enqueue_many(
 # -- One
 
 
+def _read(spec: Mapping[str, Any], using: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the columns that all arguments of a job give, and the texts of what is JSON."""
+    reader = Reader({}, partial(db.now, using))
+    columns, texts = reader.read(spec), {}
+    columns["run_after"], columns["state"] = columns["run_after"]
+    for name in PAYLOADS:
+        columns[name], texts[name] = columns[name]
+    if columns["run_after"] is None and db.tells_default_times(using):
+        del columns["run_after"]
+    else:
+        columns["run_after"] = columns["run_after"] or reader.now()
+        columns["enqueued_at"] = reader.now()
+    return columns, texts
+
+
 def _insert(columns: Mapping[str, Any], texts: Mapping[str, str], using: str) -> Job:
     if db.has_batches(using):
         given = db.insert_row(Job, using, {**columns, **texts})
         return db.instance(Job, {**_blank(), **columns, **given}, using)
     job = db.instance(Job, {**_blank(), **columns}, None)
-    job.save(using=using)
+    _save([job], using)
     return job
+
+
+def _save(jobs: Sequence[Job], using: str, batch_size: int = MAX_BATCH) -> None:
+    if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
+        Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
+    else:  # MySQL tells the new id of one row only.
+        for job in jobs:
+            job.save(using=using)
 
 
 @cache
@@ -234,11 +248,7 @@ class _Births:
         if db.has_batches(using):
             return self._insert(using, batch_size)
         jobs = self._jobs({}, None)
-        if len(jobs) > 1 and connections[using].features.can_return_rows_from_bulk_insert:
-            Job.objects.using(using).bulk_create(jobs, batch_size=batch_size)
-        else:  # MySQL tells the new id of one row only.
-            for job in jobs:
-                job.save(using=using)
+        _save(jobs, using, batch_size)
         return jobs
 
     def _insert(self, using: str, batch_size: int) -> list[Job]:
