@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
@@ -229,7 +230,9 @@ class _Births:
             same["run_after"] = moment or reader.now()
         for name in PAYLOADS:
             if name in each:
-                each[name], births.texts[name] = zip(*each[name], strict=True)
+                values, births.texts[name] = zip(*each[name], strict=True)
+                usual, _ = reader.otherwise.get(name, (None, ""))
+                each[name] = [deepcopy(value) if value is usual else value for value in values]
             else:
                 same[name], births.same_texts[name] = same[name]
         if not each:
@@ -264,10 +267,20 @@ class _Births:
     def _jobs(self, given: Mapping[str, Any], stored_in: str | None) -> list[Job]:
         same = {**_blank(), **self.same}
         jobs = [db.instance(Job, same.copy(), stored_in) for _ in range(len(self))]
-        for name, column in {**self.each, **given}.items():
+        # Whoever adds to the metadata of one must not change that of all.
+        own: dict[str, list[Any]] = {
+            name: _copies(same[name], len(self)) for name in PAYLOADS if name in self.same
+        }
+        for name, column in {**self.each, **own, **given}.items():
             for job, value in zip(jobs, column, strict=True):
                 job.__dict__[name] = value
         return jobs
+
+
+def _copies(value: Any, number: int) -> list[Any]:
+    parts = value.values() if isinstance(value, dict) else value
+    is_nested = any(isinstance(part, dict | list) for part in parts)
+    return [deepcopy(value) if is_nested else value.copy() for _ in range(number)]
 
 
 def _refuse_taken_keys(given: Iterable[str | None], using: str) -> None:

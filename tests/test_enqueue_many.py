@@ -101,7 +101,6 @@ def test_jobs_may_be_all_alike(alias: str, count: int, options: dict[str, Any]) 
     assert [job.args for job in jobs] == [options.get("args", [])] * count
 
 
-@pytest.mark.xfail(strict=True, reason="what several jobs don't give is one dict for all of them")
 @pytest.mark.parametrize("given", [{}, {"kwargs": {"b": 2}, "metadata": {"c": [3]}}])
 @pytest.mark.parametrize("common", [{}, {"kwargs": {"a": 1}, "metadata": {"nested": [1]}}])
 def test_nothing_of_a_job_is_another_jobs_too(

@@ -78,7 +78,7 @@ class UpdateChosen(Generic[Row]):
             for name, value in self._known.items()
         }
         if self._times:
-            known |= dict.fromkeys(self._times, from_epoch(rows[0][-1], connection))
+            known |= dict.fromkeys(self._times, from_epoch(rows[0][-1], connection.timezone))
         return list(instances(self._model, self._fields, known, rows, self._using))
 
     def _write_sql(self, choice: Choice[Row]) -> None:

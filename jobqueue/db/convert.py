@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -117,6 +117,6 @@ def epoch_of(column: str) -> str:
     return f"extract(epoch FROM {column})::float8"
 
 
-def from_epoch(seconds: float, connection: Any) -> datetime:
-    """Return the time that ``epoch_of`` tells, as Django would under ``USE_TZ``."""
-    return datetime.fromtimestamp(seconds, tz=connection.timezone)
+def from_epoch(seconds: float, zone: tzinfo | None) -> datetime:
+    """Return the time that ``epoch_of`` tells, in the connection's time zone."""
+    return datetime.fromtimestamp(seconds, tz=zone)
