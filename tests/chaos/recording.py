@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ def start(directory: Path, role: str) -> None:
     _around(BaseDatabaseWrapper, "rollback", _undo)
     _around(BaseDatabaseWrapper, "close", _undo)
     _around(fence, "apply", _apply)
-    _around(fence, "_counted", _counted)
+    _around(fence, "rescue", _rescue)
     _around(fence, "refuse", _refuse)
     _around(broker, "_took_effect", _took_effect)
     _around(db.UpdateChosen, "__call__", _claim)
@@ -196,7 +197,7 @@ def _answered(using: str, number: int, write: Callable[[], Answer]) -> Answer:
         raise
 
 
-# -- Writes of many rows in one statement, always in a transaction
+# -- Writes of many rows in one statement
 
 
 def _update_group(original: Any, parts: Any, actor: str | None, using: str) -> set[int]:
@@ -211,8 +212,10 @@ def _update_group(original: Any, parts: Any, actor: str | None, using: str) -> s
     refused = [job_id for job_id, *_ in asked if job_id not in met]
     if refused:
         log().answer("refused", [number], jobs=refused)
-    if met:
+    if met and connections[using].in_atomic_block:
         await_commit(number, using)
+    elif met:
+        log().answer("ok", [number])
     return met
 
 
@@ -270,14 +273,18 @@ def _apply(original: Any, decided: Any, actor: str | None, using: str) -> Any:
     return results
 
 
-def _counted(original: Any, plan: Any, written: Any, actor: str, using: str) -> Any:
+def _rescue(original: Any, items: Any, now: datetime, actor: str, using: str) -> Iterator[Any]:
     """A sweep counts what moved on before it: to be late is its trade."""
-    done = {job_id for _, ids in written for job_id in ids}
-    for job_id in set(plan.ids) - done:
-        found = fence.read(job_id, using)
-        told = {"job": job_id, "v": plan.job.version, "owner": False, "wanted": []}
-        log().write("conflict", found=found and found.version, quiet=True, **told)
-    return original(plan, written, actor, using)
+    done: set[int] = set()
+    for written in original(items, now, actor, using):
+        *_, ids = written
+        done.update(ids)
+        yield written
+    for (job, ids), _ in items:
+        for job_id in set(ids) - done:
+            found = fence.read(job_id, using)
+            told = {"job": job_id, "v": job.version, "owner": False, "wanted": []}
+            log().write("conflict", found=found and found.version, quiet=True, **told)
 
 
 def _refuse(original: Any, job: Job, verb: str, actor: str | None, using: str) -> Any:
