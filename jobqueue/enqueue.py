@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
@@ -105,7 +104,8 @@ def enqueue_many(
         common: arguments that all have in common: ``enqueue_many(specs, queue="mail")``.
 
     Returns:
-        The stored jobs, in the order of ``specs``.
+        The stored jobs, in the order of ``specs``. ``kwargs``, ``metadata`` and ``backoff`` that
+        they have in common are one object, to be copied before it is changed.
 
     Raises:
         InvalidJob: as ``enqueue``, naming the position too; found before the first INSERT. A
@@ -230,9 +230,7 @@ class _Births:
             same["run_after"] = moment or reader.now()
         for name in PAYLOADS:
             if name in each:
-                values, births.texts[name] = zip(*each[name], strict=True)
-                usual, _ = reader.otherwise.get(name, (None, ""))
-                each[name] = [deepcopy(value) if value is usual else value for value in values]
+                each[name], births.texts[name] = zip(*each[name], strict=True)
             else:
                 same[name], births.same_texts[name] = same[name]
         if not each:
@@ -266,21 +264,11 @@ class _Births:
 
     def _jobs(self, given: Mapping[str, Any], stored_in: str | None) -> list[Job]:
         same = {**_blank(), **self.same}
-        jobs = [db.instance(Job, same.copy(), stored_in) for _ in range(len(self))]
-        # Whoever adds to the metadata of one must not change that of all.
-        own: dict[str, list[Any]] = {
-            name: _copies(same[name], len(self)) for name in PAYLOADS if name in self.same
-        }
-        for name, column in {**self.each, **own, **given}.items():
-            for job, value in zip(jobs, column, strict=True):
-                job.__dict__[name] = value
-        return jobs
-
-
-def _copies(value: Any, number: int) -> list[Any]:
-    parts = value.values() if isinstance(value, dict) else value
-    is_nested = any(isinstance(part, dict | list) for part in parts)
-    return [deepcopy(value) if is_nested else value.copy() for _ in range(number)]
+        rows = [same.copy() for _ in range(len(self))]
+        for name, column in {**self.each, **given}.items():
+            for row, value in zip(rows, column, strict=True):
+                row[name] = value
+        return [db.instance(Job, row, stored_in) for row in rows]
 
 
 def _refuse_taken_keys(given: Iterable[str | None], using: str) -> None:

@@ -101,26 +101,6 @@ def test_jobs_may_be_all_alike(alias: str, count: int, options: dict[str, Any]) 
     assert [job.args for job in jobs] == [options.get("args", [])] * count
 
 
-@pytest.mark.parametrize("given", [{}, {"kwargs": {"b": 2}, "metadata": {"c": [3]}}])
-@pytest.mark.parametrize("common", [{}, {"kwargs": {"a": 1}, "metadata": {"nested": [1]}}])
-def test_nothing_of_a_job_is_another_jobs_too(
-    alias: str, common: dict[str, Any], given: dict[str, Any]
-) -> None:
-    """Whoever adds to the metadata of one, to save it elsewhere, changes no other."""
-    jobs = enqueue_many([{}, {}, given], task=TASK, **common)
-    for name in ("args", "kwargs", "backoff", "metadata"):
-        ids = [found for job in jobs for found in containers(getattr(job, name))]
-        assert len(set(ids)) == len(ids), name
-
-
-def containers(value: Any) -> Iterator[int]:
-    """Yield what tells each list and dictionary in a value from every other."""
-    if isinstance(value, dict | list):
-        yield id(value)
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from containers(part)
-
-
 def test_specs_are_read_as_they_come(alias: str) -> None:
     """A generator may hand out the same dictionary again and again, with other contents."""
 
