@@ -65,38 +65,36 @@ def claim_jobs(
 
     known = _recall(worker_id, using)
     jobs = take(known) if known else []
-    if not jobs:
-        is_first, known = known is None, _look(worker_id, names, limit, using)
-        if is_first or known.promoted:
-            jobs = take(known)
-    if known and not (jobs and known.is_old()):
+    if known is None or not jobs:
+        known = _look(worker_id, names, max(limit, PROMOTE_AT_LEAST), using)
+        jobs = take(known)
+        # From the end of what may have been long: a claim from the front under an old snapshot.
+        known.looked_at = time.monotonic()
+    if not db.is_in_transaction(using):  # Else it may never have been.
+        if jobs:
+            known.due_at = min(known.due_at, known.looked_at + RELY)
         _remember(known, worker_id, using)
     return jobs
 
 
 @dataclass(slots=True)
 class Known:
-    """What a look told of a live worker and of the work there is; it holds until something is due.
+    """What a look told of a live worker and of the work there is.
 
-    While jobs come in it holds for ``RELY`` seconds, since nobody tells of what is due meanwhile.
+    It holds until the next scheduled job is due; and for ``RELY`` seconds once jobs come in, since
+    nobody tells a busy worker of what is scheduled, or comes back, meanwhile.
 
     Attributes:
         queues: those that the worker registered for.
         due_at: when the next scheduled job is due, of whatever queue, by this process's clock.
-        promoted: how many were due, and wait now.
-        looked_at: when it was told.
+        looked_at: when it was found out.
         ends: by queue, the priority and the id of the job at which a large claim ended.
     """
 
     queues: list[str]
     due_at: float = math.inf
-    promoted: int = 0
     looked_at: float = field(default_factory=time.monotonic)
     ends: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def is_old(self) -> bool:
-        """Whether it may have missed something."""
-        return time.monotonic() - self.looked_at > RELY
 
 
 # A hint, and never more: each claim asks for itself whether the lease holds.
@@ -123,9 +121,7 @@ def _look(worker_id: str, names: Sequence[str] | None, limit: int, using: str) -
             known.due_at = known.looked_at + (next_run - now).total_seconds()
             if next_run <= now:
                 wanted = queues if names is None else names
-                known.promoted = dispatch.promote_due(
-                    wanted, max(limit, PROMOTE_AT_LEAST), now, using=using
-                )
+                dispatch.promote_due(wanted, limit, now, using=using)
         return known
     raise LeaseLost(worker_id)
 
@@ -142,22 +138,24 @@ def _looking(using: str) -> db.Select:
 def _take(
     known: Known, wanted: Sequence[str], worker_id: str, limit: int, start: bool, using: str
 ) -> list[Job]:
+    now = None if db.tells_update_time(using) else db.now(using)
+    # Of several statements none is to be lost by trouble at the next.
+    is_one = len(wanted) <= 1 and not known.ends and not connections[using].in_atomic_block
+
     def work() -> list[Job]:
         jobs: list[Job] = []
         for queue in wanted:
+            claim = partial(dispatch.claim, queue, worker_id, now, start=start, using=using)
             left = limit - len(jobs)
-            claim = partial(dispatch.claim, queue, left, worker_id, start=start, using=using)
             end = known.ends.pop(queue, None)
-            got = (claim(after=end) if end else []) or claim()
+            got = claim(left, after=end) if end else []
+            if len(got) < left:
+                got += claim(left - len(got))
             if len(got) == left >= LARGE and db.keeps_old_rows(using):
                 known.ends[queue] = (got[-1].priority, got[-1].pk)
             jobs += got
-            # What comes before the end of the last claim was passed over: it is for the next one.
-            if len(jobs) >= limit or (end and got):
+            if len(jobs) == limit:
                 break
         return jobs
 
-    # What came of one queue is not to be lost by trouble at the next.
-    is_one = len(wanted) <= 1 and not connections[using].in_atomic_block
-    run = db.retry_transient if is_one else db.in_transaction
-    return run(using, work)
+    return (db.retry_transient if is_one else db.in_transaction)(using, work)

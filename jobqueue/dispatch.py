@@ -41,8 +41,9 @@ def promote_due(
 
 def claim(
     queue: str,
-    limit: int,
     worker_id: str,
+    now: datetime | None,
+    limit: int,
     *,
     start: bool,
     after: tuple[int, int] | None = None,
@@ -53,11 +54,12 @@ def claim(
     None of a queue that is paused. The worker's row is locked until they are committed: this and a
     sweep that fences the worker come one after the other. What is returned, in the order of the
     queue, has been read back. ``after`` a job, given by its priority and its id, means those of
-    its priority that come after it; none of them while there are any of a higher one.
+    its priority that come after it; none of them while there are any of a higher one. ``now`` is
+    ``None`` where the statement tells the time itself (``db.tells_update_time``).
     """
     given: dict[str, Any] = {"queue": queue, "claimed_by": worker_id}
-    if not db.tells_update_time(using):
-        given["claimed_at"] = db.now(using)
+    if now:
+        given["claimed_at"] = now
     if after:
         given["priority"], given["id"] = after
     return _claiming(start, tuple(given), using)(limit, **given)
@@ -71,17 +73,17 @@ def _claiming(start: bool, given: tuple[str, ...], using: str) -> db.UpdateChose
         claimed_at = claimed_at or db.DatabaseNow()
         rows = jobs.claimable(queue, claimed_at)
         paused = Queue.objects.using(using).filter(pk=queue, paused_at__isnull=False)
-        may_claim = Worker.objects.using(using).alive().filter(~Exists(paused), pk=claimed_by)
+        permit = Worker.objects.using(using).alive().filter(~Exists(paused), pk=claimed_by)
         if end:
             more_urgent = rows.filter(priority__gt=end["priority"])
-            may_claim = may_claim.filter(~Exists(more_urgent))
+            permit = permit.filter(~Exists(more_urgent))
             rows = rows.after(end["priority"], end["id"])
         changes = {"claimed_by": claimed_by, "claimed_at": claimed_at, "version": F("version") + 1}
         began = {"attempt": F("attempt") + 1, "attempted_at": claimed_at} if start else {}
         changes |= {**began, "state": State.RUNNING if start else State.CLAIMED}
         still = jobs.alike(guards.in_states(*RULES[Verb.CLAIM].sources) | guards.due(claimed_at))
         chosen = db.lock_rows(rows, skip_locked=True)
-        return db.Choice(chosen, still, db.lock_rows(may_claim), changes)
+        return db.Choice(chosen, still, db.lock_rows(permit), changes)
 
     columns = CLAIMED_COLUMNS if start else (*CLAIMED_COLUMNS, "attempted_at")
     return db.UpdateChosen(Job, given, make, columns, using)

@@ -163,7 +163,8 @@ def rescue(
         Plan(job, ids, plan(job, outcome, now, by_owner=False, rescue=True, draws=False))
         for (job, ids), outcome in items
     ]
-    run = _write_in_batches if _is_batch(plans, using) else write
+    is_alone = _is_batch(plans, using) and not db.is_in_transaction(using)
+    run = _write_in_batches if is_alone else write
     waiting = set()
     try:
         for jobs, way, ids in run(plans, actor, using):

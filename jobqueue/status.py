@@ -94,7 +94,7 @@ def _count_queues(status: Status, now: Any, using: str) -> None:
 
 
 def _count_events(status: Status, now: Any, using: str) -> None:
-    recent = JobEvent.objects.using(using).filter(kind__in=EventKind.values, at__gte=now - RECENT)
+    recent = JobEvent.objects.using(using).filter(at__gte=now - RECENT)
     kinds = recent.order_by("kind").values_list("kind").annotate(Count("pk"))
     status.events = dict(kinds)
     conflicts = recent.filter(kind=EventKind.CONFLICT).values_list("job__task", "detail__wanted")

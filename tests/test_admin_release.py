@@ -94,7 +94,7 @@ def test_a_stale_page_releases_nothing_that_moved_on(client: Client) -> None:
     again = transitions.release(reclaimed)
     using = again._state.db
     WorkerFactory(id="other")
-    dispatch.claim("default", 1, "other", start=True, using=using)
+    dispatch.claim("default", "other", db.now(using), 1, start=True, using=using)
     Job.objects.filter(pk=deleted.pk).delete()
     before = [stored(finished), stored(reclaimed)]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from jobqueue import claim, db, transitions
+from jobqueue import claim, db, dispatch, transitions
 from jobqueue.claim import claim_jobs
 from jobqueue.testing.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.asserting import stored
@@ -25,6 +26,12 @@ SECOND = timedelta(seconds=1)
 def worker(alias: str) -> None:
     """A worker that is alive."""
     WorkerFactory(id="w", queues=["default"])
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, nothing is forgotten by itself."""
+    monkeypatch.setattr(claim, "RELY", 60.0)
 
 
 def take(*queues: str, limit: int = 100, **options: Any) -> list[int]:
@@ -61,21 +68,36 @@ class TestLooks:
 
     def test_one_that_finds_nothing_looks_and_takes_what_has_fallen_due(self, alias: str) -> None:
         assert statements(alias) == ["look", "take"]
-        assert statements(alias) == ["take", "look"]
+        assert statements(alias) == ["take", "look", "take"]
         job = JobFactory(scheduled=True, run_after=db.now(alias) - HOUR)
         assert [claimed.pk for claimed in claim_jobs("w", None, 1)] == [job.pk]
 
 
-def test_jobs_that_come_in_all_the_time_hide_no_scheduled_one_for_long(
+def test_what_a_look_has_told_is_not_relied_on_for_long(
     alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first look has told is old, and so the third claim looks again."""
-    first, second, third = JobFactory.create_batch(3)
+    """Neither by jobs that come in all the time, nor after one that took long."""
+    monkeypatch.setattr(claim, "RELY", 0.0)
+    first, second = JobFactory.create_batch(2)
     assert take(limit=1) == [first.pk]
     urgent = JobFactory(scheduled=True, run_after=db.now(alias) - HOUR, priority=9)
-    monkeypatch.setattr(claim, "RELY", 0.0)
-    assert take(limit=1) == [second.pk]
-    assert take(limit=2) == [urgent.pk, third.pk]
+    assert take(limit=2) == [urgent.pk, second.pk]
+
+
+def test_what_another_promotes_beside_a_look_is_taken(
+    alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told of a promotion."""
+    assert take() == []
+    job = JobFactory(scheduled=True, run_after=db.now(alias) - HOUR)
+    look = claim._look
+
+    def look_later(*args: Any) -> claim.Known:
+        assert dispatch.promote_due(None, 1, using=alias) == 1
+        return look(*args)
+
+    monkeypatch.setattr(claim, "_look", look_later)
+    assert take() == [job.pk]
 
 
 def test_a_claim_that_knows_when_a_job_falls_due_promotes_it_then(
@@ -121,45 +143,88 @@ def test_a_higher_priority_comes_first_wherever_the_last_claim_ended(alias: str)
 
 
 @pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
-def test_a_claim_enters_the_index_where_the_last_one_ended(alias: str) -> None:
-    """It would walk the entries of all that have passed, while an old snapshot keeps them."""
-    JobFactory.create_batch(4)
-    take(limit=2)
-    with CaptureQueriesContext(connections[alias]) as queries:
+class TestEnds:
+    """PostgreSQL would walk the entries of all that passed, while an old snapshot keeps them."""
+
+    def test_the_index_is_entered_where_the_last_claim_ended(self, alias: str) -> None:
+        JobFactory.create_batch(4)
         take(limit=2)
-    (query,) = queries
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute(f"EXPLAIN {query['sql']}")
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert re.search(r"Index Cond: .*ROW\(run_after, id\) > ROW\(", plan)
+        with CaptureQueriesContext(connections[alias]) as queries:
+            take(limit=2)
+        (update,) = (query["sql"] for query in queries if query["sql"].startswith("UPDATE"))
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {update}")
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+        assert re.search(r"Index Cond: .*ROW\(run_after, id\) > ROW\(", plan)
 
+    def test_what_comes_back_before_it_is_found_when_too_few_come_after(self, alias: str) -> None:
+        jobs = [job.pk for job in JobFactory.create_batch(5)]
+        transitions.release(claim_jobs("w", ["default"], 2)[0])
+        claims = [take(limit=2) for _ in range(3)]
+        assert claims == [jobs[2:4], [jobs[4], jobs[0]], []]
 
-@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
-def test_what_comes_back_before_that_is_found_when_nothing_comes_after(alias: str) -> None:
-    jobs = JobFactory.create_batch(5)
-    pks = [job.pk for job in jobs]
-    transitions.release(claim_jobs("w", ["default"], 2)[0])
-    claims = [take(limit=2) for _ in range(4)]
-    assert claims == [pks[2:4], pks[4:], pks[:1], []]
+    def test_and_soon_when_others_come_all_the_time(
+        self, alias: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(claim, "RELY", 0.0)
+        jobs = [job.pk for job in JobFactory.create_batch(5)]
+        transitions.release(claim_jobs("w", ["default"], 2)[0])
+        assert take(limit=2) == [jobs[0], jobs[2]]
 
+    def test_a_queue_is_emptied_before_the_next_is_looked_at(self, alias: str) -> None:
+        jobs = [job.pk for job in JobFactory.create_batch(3)]
+        others = [job.pk for job in JobFactory.create_batch(3, queue="other")]
+        transitions.release(claim_jobs("w", ["default", "other"], 2)[0])
+        assert take("default", "other", limit=9) == [jobs[2], jobs[0], *others]
 
-@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
-def test_it_is_found_soon_when_others_come_all_the_time(
-    alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For as long as what a look has told is relied on, and no longer."""
-    first, *_, last = JobFactory.create_batch(6)
-    transitions.release(claim_jobs("w", ["default"], 2)[0])
-    monkeypatch.setattr(claim, "RELY", 0.0)
-    assert first.pk not in take(limit=2)
-    assert take(limit=2) == [first.pk, last.pk - 1]
+    def test_lower_priorities_fill_up_what_comes_after_it(self, alias: str) -> None:
+        jobs = [job.pk for job in JobFactory.create_batch(3)]
+        low = JobFactory(priority=-1)
+        take(limit=2)
+        assert take(limit=2) == [jobs[2], low.pk]
 
+    def test_a_claim_that_is_rolled_back_leaves_none(self, alias: str) -> None:
+        jobs = [job.pk for job in JobFactory.create_batch(4)]
+        with transaction.atomic(using=alias):
+            take(limit=2)
+            transaction.set_rollback(True, using=alias)
+        assert take(limit=2) == jobs[:2]
 
-@pytest.mark.parametrize("alias", [engine("postgresql")], indirect=True)
-def test_it_is_found_before_the_next_queue_is_looked_at(alias: str) -> None:
-    jobs = [job.pk for job in JobFactory.create_batch(3)]
-    other = JobFactory(queue="other")
-    transitions.release(claim_jobs("w", ["default", "other"], 2)[0])
-    claims = [take("default", "other", limit=2) for _ in range(2)]
-    assert claims == [jobs[2:], [jobs[0], other.pk]]
+    def test_trouble_at_the_second_statement_loses_nothing_of_the_first(self, alias: str) -> None:
+        jobs = JobFactory.create_batch(3)
+        take(limit=2)
+        met: list[str] = []
+
+        def break_at_second(execute: Any, sql: str, *rest: Any) -> Any:
+            met.extend([sql] if sql.startswith("UPDATE") else [])
+            if len(met) == 2:
+                raise OperationalError("no more")
+            return execute(sql, *rest)
+
+        with (
+            connections[alias].execute_wrapper(break_at_second),
+            pytest.raises(OperationalError, match="no more"),
+        ):
+            take(limit=2)
+        assert stored(jobs[2])["state"] == "waiting"
+
+    def test_it_is_kept_for_a_while_after_a_long_claim_from_the_front(
+        self, alias: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else those that need it most, beside very many dead entries, would have none."""
+        now = [0.0]
+        monkeypatch.setattr(claim, "RELY", 0.1)
+        monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        ends, real = [], dispatch.claim
+
+        def slow(*args: Any, after: Any = None, **options: Any) -> Any:
+            ends.append(after)
+            now[0] += 0.01 if after else 1.0
+            return real(*args, after=after, **options)
+
+        monkeypatch.setattr(dispatch, "claim", slow)
+        JobFactory.create_batch(8)
+        for _ in range(3):
+            take(limit=2)
+        assert [bool(end) for end in ends] == [False, True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connections
+from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -14,7 +14,7 @@ from jobqueue.exceptions import InvalidJob
 from jobqueue.models import Job, JobEvent, Worker
 from jobqueue.sweep import StaleRules, SweepReport, stale_rules, sweep_stale_jobs
 from jobqueue.testing.factories import JobFactory, WorkerFactory
-from tests.asserting import exactly
+from tests.asserting import exactly, stubborn
 from tests.races.scenes import hearing, job_in, kinds, row
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -339,3 +339,12 @@ def test_second_sweep_finds_nothing(alias):
     job_in("claimed", claimed_by=worker)
     assert sweep_stale_jobs().taken == 2
     assert sweep_stale_jobs() == SweepReport()
+
+
+def test_a_row_that_is_refused_leaves_the_transaction_of_a_caller_whole(alias: str) -> None:
+    """Whoever catches the error can go on; what the sweep had done is undone."""
+    jobs = [JobFactory(running=True) for _ in range(3)]
+    with stubborn(alias, jobs[1]), transaction.atomic(using=alias):
+        with pytest.raises(DatabaseError, match="stubborn"):
+            sweep_stale_jobs()
+        assert Job.objects.filter(state="running").count() == 3

@@ -20,14 +20,14 @@ class Choice(NamedTuple, Generic[Row]):
     Attributes:
         rows: in an order, and locked past those that others have.
         still: what they must be, compared once more by the UPDATE itself.
-        lease: a row of another table without which none is; locked, so that it stays.
+        permit: a row of another table without which none is; locked, so that it stays.
         changes: by column, the value or expression that all of them get; ``Now`` is the time of
             the statement.
     """
 
     rows: QuerySet[Row]
     still: QuerySet[Row]
-    lease: QuerySet[Any]
+    permit: QuerySet[Any]
     changes: Mapping[str, Any]
 
 
@@ -84,7 +84,7 @@ class UpdateChosen(Generic[Row]):
     def _write_sql(self, choice: Choice[Row]) -> None:
         quote = connections[self._using].ops.quote_name
         row_id = f"{quote(self._model._meta.db_table)}.{quote('id')}"
-        still = choice.still.filter(Exists(choice.lease))
+        still = choice.still.filter(Exists(choice.permit))
         head, head_params, where, where_params = update_parts(still, choice.changes)
         ids, id_params = choice.rows.values("pk").query.get_compiler(self._using).as_sql()
         # Evaluated once, as an array; of IN (SELECT ...) more could be locked than were asked for.
@@ -99,10 +99,10 @@ class UpdateChosen(Generic[Row]):
 
 
 def _update_in_steps(limit: int, choice: Choice[Row]) -> list[Row]:
-    rows, still, lease, changes = choice
+    rows, still, permit, changes = choice
     with transaction.atomic(using=rows.db):
-        is_held = list(lease.values_list("pk"))
-        ids = list(rows.values_list("pk", flat=True)[:limit]) if is_held else []
+        may = list(permit.values_list("pk"))
+        ids = list(rows.values_list("pk", flat=True)[:limit]) if may else []
         if not ids:
             return []
         still.filter(pk__in=sorted(ids)).update(**changes)

@@ -64,7 +64,8 @@ def waits(first: float = FIRST_WAIT, longest: float = LONGEST_WAIT) -> Iterator[
 
 def is_in_transaction(using: str) -> bool:
     """Say whether what is written now is committed with what else the caller writes."""
-    return connections[using].in_atomic_block
+    connection = connections[using]
+    return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def retry_transient(using: str, work: Callable[[], Result]) -> Result:

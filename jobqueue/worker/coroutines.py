@@ -37,6 +37,13 @@ class Coroutines:
         self._waiting.extend(executions)
         self._loop.call_soon_threadsafe(self._begin, len(executions))
 
+    def first(self) -> Execution | None:
+        """Return what is begun next, if there is any."""
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
+
     def take_back(self) -> list[Execution]:
         """Return those that have not begun, for another keeps the loop to itself; none will."""
         return list(iter(self._next, None))

@@ -110,9 +110,10 @@ def _bury_all(dead: Sequence[str], process: WorkerProcess, link: Link) -> None:
     try:
         errors = _bury_each(dead, process.options.using)
         for wait in islice(db.waits(), db.TRIES - 1):
-            if errors:
-                time.sleep(wait)
-                errors = _bury_each(errors, process.options.using)
+            if not errors:
+                break
+            time.sleep(wait)
+            errors = _bury_each(errors, process.options.using)
         for worker_id, error in errors.items():
             doing = f"bury worker {worker_id} in {db.TRIES} tries, and leaves its jobs to a sweep"
             signals.tell_trouble(process, "", doing, error)

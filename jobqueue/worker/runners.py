@@ -82,9 +82,9 @@ class Runners:
         return self._crew.backlog()
 
     def waits_since(self) -> float | None:
-        """Since when, by ``time.monotonic()``, the first of them has been in hand."""
-        first = self._crew.first()
-        return first.taken_at if first else None
+        """Since when, by ``time.monotonic()``, the first has been in hand that hasn't begun."""
+        firsts = [self._crew.first(), self._coroutines.first() if self._coroutines else None]
+        return min((first.taken_at for first in firsts if first), default=None)
 
     def take_back(self) -> list[Execution]:
         """Return those that nobody has begun; nobody will. Fewer are claimed for a while."""

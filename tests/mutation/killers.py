@@ -141,7 +141,7 @@ def claim_chosen(job: Job, worker_id: str, alias: str) -> list[Job]:
     """Have a new worker claim a row that was chosen by its id alone."""
     WorkerFactory(id=worker_id)
     with choosing(Job.objects.using(alias).filter(pk=job.pk)), transaction.atomic(using=alias):
-        return dispatch.claim(job.queue, 1, worker_id, start=True, using=alias)
+        return dispatch.claim(job.queue, worker_id, db.now(alias), 1, start=True, using=alias)
 
 
 def chosen_job_that_is_held_is_not_claimed(alias: str) -> None:

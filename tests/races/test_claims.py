@@ -69,7 +69,7 @@ def test_two_claimers_that_chose_the_same_rows(alias, start, monkeypatch):
 
     def claim(worker_id):
         with transaction.atomic(using=alias):
-            return dispatch.claim("default", 9, worker_id, start=start, using=alias)
+            return dispatch.claim("default", worker_id, now, 9, start=start, using=alias)
 
     with choosing(these(jobs)):
         with transaction.atomic(using=alias):
@@ -93,7 +93,7 @@ def test_claim_reads_back_what_it_wrote(alias):
     assert other.pk == taken.pk
     transitions.cancel(cancelled, actor="operator")
     with choosing(these([second, taken, cancelled, first])):
-        got = dispatch.claim("default", 9, worker.pk, start=False, using=alias)
+        got = dispatch.claim("default", worker.pk, db.now(alias), 9, start=False, using=alias)
     assert ids(got) == ids([first, second])
 
 

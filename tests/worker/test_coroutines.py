@@ -14,6 +14,7 @@ from jobqueue import coordinator, transitions
 from jobqueue.exceptions import Snooze
 from jobqueue.lifecycle import State
 from jobqueue.models import Job
+from jobqueue.worker import loop as loops
 from jobqueue.worker.context import current_context
 from jobqueue.worker.contract import Ended
 from tests.helpers import engine, wait_until
@@ -198,6 +199,20 @@ def test_those_that_the_loop_has_not_begun_are_handed_back(alias, end):
         rig.running.result()
     job.refresh_from_db()
     assert (job.state, job.attempt, job.excused) == (State.WAITING, 1, 1)
+
+
+def test_and_when_another_keeps_the_loop_for_too_long(alias, monkeypatch):
+    make_job(block)
+    with running_loop(RecordingBroker(alias), coroutines=2) as rig:
+        handlers.gate().wait_until_entered()
+        monkeypatch.setattr(loops, "STALL", 0.0)
+        job = make_job(tell_thread, max_attempts=1)
+        wait_until(lambda: rig.loop.settled["released"], "it is not handed back")
+        handlers.gate().open()
+        wait_until(lambda: rig.loop.settled["completed"] == 2, "it is not run")
+        rig.stop()
+    job.refresh_from_db()
+    assert (job.state, job.failures) == (State.COMPLETED, 1)
 
 
 def test_a_coroutine_that_finishes_all_the_same_is_completed(alias):

@@ -234,6 +234,7 @@ class Command(JobQueueCommand):
         """Return what the database answers; wait for one that may just be starting."""
         until = time.monotonic() + START_PATIENCE
         for wait in db.waits(FIRST_WAIT):
+            db.revive(self._using)
             try:
                 return ask()
             except DatabaseError as error:
