@@ -86,14 +86,14 @@ class Known:
 
     Attributes:
         queues: those that the worker registered for.
-        due_at: when the next scheduled job is due, of whatever queue, by this process's clock.
-        looked_at: when it was found out.
+        looked_at: when it was found out, by this process's clock.
+        due_at: when the next scheduled job is due, of whatever queue, or it holds no longer.
         ends: by queue, the priority and the id of the job at which a large claim ended.
     """
 
     queues: list[str]
+    looked_at: float
     due_at: float = math.inf
-    looked_at: float = field(default_factory=time.monotonic)
     ends: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -115,7 +115,7 @@ def _remember(known: Known, worker_id: str, using: str) -> None:
 def _look(worker_id: str, names: Sequence[str] | None, limit: int, using: str) -> Known:
     """Find out whether the lease holds, and promote what is due."""
     for queues, next_run in _looking(using)(id=worker_id):
-        known = Known(queues)
+        known = Known(queues, time.monotonic())
         if next_run:
             now = db.now(using)
             known.due_at = known.looked_at + (next_run - now).total_seconds()

@@ -184,7 +184,7 @@ def claiming_without_a_lease(patch: Patch) -> None:
     """Let a claim not ask whether its worker lives, and keep nobody from declaring it dead."""
 
     def look(worker_id: str, *_: Any) -> claim.Known:
-        return claim.Known(Worker.objects.get(pk=worker_id).queues)
+        return claim.Known(Worker.objects.get(pk=worker_id).queues, 0.0)
 
     patch.setattr(claim, "_look", look)
     writing_without_a_lease(patch)
