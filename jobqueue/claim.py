@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Final
 
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 from django.db.models import Subquery
 
 from jobqueue import db, dispatch
@@ -139,8 +139,8 @@ def _take(
     known: Known, wanted: Sequence[str], worker_id: str, limit: int, start: bool, using: str
 ) -> list[Job]:
     now = None if db.tells_update_time(using) else db.now(using)
-    # Of several statements none is to be lost by trouble at the next.
-    is_one = len(wanted) <= 1 and not known.ends and not connections[using].in_atomic_block
+    # What came of one queue is not to be lost by trouble at the next.
+    is_one = len(wanted) <= 1 and not connections[using].in_atomic_block
 
     def work() -> list[Job]:
         jobs: list[Job] = []
@@ -150,7 +150,12 @@ def _take(
             end = known.ends.pop(queue, None)
             got = claim(left, after=end) if end else []
             if len(got) < left:
-                got += claim(left - len(got))
+                try:
+                    got += claim(left - len(got))
+                except DatabaseError:
+                    if not (got and is_one):
+                        raise
+                    # Those are committed, and the next claim will meet the trouble, if it stays.
             if len(got) == left >= LARGE and db.keeps_old_rows(using):
                 known.ends[queue] = (got[-1].priority, got[-1].pk)
             jobs += got

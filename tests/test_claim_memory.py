@@ -191,23 +191,30 @@ class TestEnds:
             transaction.set_rollback(True, using=alias)
         assert take(limit=2) == jobs[:2]
 
-    def test_trouble_at_the_second_statement_loses_nothing_of_the_first(self, alias: str) -> None:
+    @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+    def test_trouble_at_the_second_statement_loses_nothing_of_the_first(
+        self, alias: str, queues: list[str]
+    ) -> None:
+        """It is committed and told; or undone, where more was to come in the same transaction."""
         jobs = JobFactory.create_batch(3)
-        take(limit=2)
+        take(*queues, limit=2)
         met: list[str] = []
 
         def break_at_second(execute: Any, sql: str, *rest: Any) -> Any:
-            met.extend([sql] if sql.startswith("UPDATE") else [])
-            if len(met) == 2:
-                raise OperationalError("no more")
+            if sql.startswith("UPDATE"):
+                met.append(sql)
+                if len(met) == 2:
+                    raise OperationalError("no more")
             return execute(sql, *rest)
 
-        with (
-            connections[alias].execute_wrapper(break_at_second),
-            pytest.raises(OperationalError, match="no more"),
-        ):
-            take(limit=2)
-        assert stored(jobs[2])["state"] == "waiting"
+        with connections[alias].execute_wrapper(break_at_second):
+            if len(queues) == 1:
+                assert take(*queues, limit=2) == [jobs[2].pk]
+            else:
+                with pytest.raises(OperationalError, match="no more"):
+                    take(*queues, limit=2)
+                assert stored(jobs[2])["state"] == "waiting"
+        assert len(met) == 2
 
     def test_it_is_kept_for_a_while_after_a_long_claim_from_the_front(
         self, alias: str, monkeypatch: pytest.MonkeyPatch
