@@ -35,7 +35,8 @@ def claim_jobs(
 ) -> list[Job]:
     """Take up to ``limit`` jobs: waiting -> claimed, or straight to running.
 
-    Scheduled jobs whose time has come are promoted first. A queue is drained before the next one
+    Scheduled jobs whose time has come are promoted first; while jobs come in, one that this
+    process hasn't heard of waits for some ``RELY`` seconds. A queue is drained before the next one
     is looked at; within one, jobs come by priority, then by ``run_after``. Paused queues are
     passed over.
 
